@@ -1,13 +1,15 @@
 """Certificates against brute force: random small problems, every plan of the space by the public ``simpar.simulate``.
 
-Usage: python benchmarks/certificate.py [--first 0] [--last 500] [--seconds S] [--jobs N] [--verbose]
+Usage: python benchmarks/certificate.py [--first 0] [--last 500] [--plans 160] [--seconds S] [--jobs N] [--verbose]
 
 A case draws a model, a cluster (with slow links or smaller devices), a software stack, slow ranks, and a few values
 of every axis that docs/search_axes.md lists as always searched. ``simpar.search`` gets those values; brute force
 simulates all of their product, of which only those plans count that ``simpar.simulate`` takes and says to fit. A
 certificate holds where none of them is faster than the certified best, and every plan that the answer lists
 (candidates, choices made without a search, points of less memory) fits as simulated with the headroom asked for, is
-listed once, and takes the step and the memory that are said. Exit code 1 where one does not.
+listed once, and takes the step and the memory that are said. Layouts that are certified to be the next best are those
+of brute force: no other layout is faster, and none has a variant that is faster by more than the tolerance. Exit code 1
+where one does not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import simpar
+from simpar.planner.answer.ranking import VARIANT_TOLERANCE
 from simpar.planner.problem import Constraints
+from simpar.planner.progress import TOP
 from simpar.workers import Workers
 
 CLUSTERS = ("dgx-h100", "a100-pcie-8", "rtx-3090-8", "dgx-v100", "l4-8", "dgx-a100-80gb")
@@ -43,6 +47,8 @@ NETWORKS = ("1x 1 Gb/s ethernet", "1x 10 Gb/s ethernet", "1x 100 Gb/s ethernet",
 SLOW = 0.3
 """The share of cases on such a network."""
 MOST_PLANS = 160
+TELLING = ("tp", "cp", "pp", "ep", "micro_batch", "schedule", "recompute", "sequence_parallel", "tp_overlap")
+"""In what layouts differ, beside ZeRO stages that work differently; all else makes variants (docs/searching.md)."""
 NOTHING = float("inf")
 AS_PREDICTED, WANTED = 0.5, 0.95  # probabilities of fitting: without a margin, and what searches want
 MATCH = 1e-9
@@ -91,11 +97,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=NOTHING)
+    parser.add_argument("--plans", type=int, default=MOST_PLANS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     workers = Workers(options.jobs, Workers.usual().backend)
-    cases = workers.stream(partial(checked, end=time.time() + options.seconds), range(options.first, options.last))
+    check = partial(checked, end=time.time() + options.seconds, most=options.plans)
+    cases = workers.stream(check, range(options.first, options.last))
     count: Counter[str] = Counter()
     for verdict, note in cases:
         count[verdict] += 1
@@ -131,9 +139,51 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
         return "beaten", f"{loss:.3%} by {best.keys} ({best.step_time_s} s); {case.describe()}"
     if not found.certified_optimal:
         return "uncertified", f"gap {found.gap}; {case.describe()}"
-    for wrong in listed_wrongly(case, found):
+    for wrong in itertools.chain(listed_wrongly(case, found), misplaced(case, found, plans)):
         return wrong
-    return "holds", ""
+    told = found.details.get("runners_up", {})
+    return "holds", f"{len(plans)} plans, {told.get('certified', 0)} of {told.get('found', 0)} next certified"
+
+
+def misplaced(case: Case, found: simpar.SearchResult, plans: list[Simulated]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the list of layouts, by brute force: one that is missing in it, twice in it, or far off."""
+    stack = simpar.planner.make_problem(case.model, case.cluster, case.training, stack=case.stack).stack
+
+    def layout(keys: dict[str, Any]) -> tuple[Any, ...]:
+        told = keys | ({"sequence_parallel": False, "tp_overlap": False} if keys["tp"] == 1 else {})
+        told |= {"schedule": "1f1b"} if keys["pp"] == 1 else {}
+        shared = case.cluster.world_size > keys["tp"] * keys["pp"]
+        return (*(told[name] for name in TELLING), shared and bool(stack.shards(keys["zero"])))
+
+    best: dict[tuple[Any, ...], float] = {}
+    for one in plans:
+        if one.fits:
+            best[layout(one.keys)] = min(best.get(layout(one.keys), NOTHING), one.step_time_s)
+    told, listed = found.details.get("runners_up", {}), sorted(found.candidates, key=lambda one: one.step_time_s)
+    shown = [layout(asked_keys(one.plan)) for one in listed]
+    if len(set(shown)) < len(shown):
+        yield "alike", f"two variants of one layout are listed; {case.describe()}"
+    for candidate, name in zip(listed[1:], shown[1:], strict=True):
+        step_s, least_s = candidate.step_time_s, best.get(name, NOTHING)
+        if step_s * (1.0 - VARIANT_TOLERANCE) > least_s * (1 + MATCH):
+            yield "variant", f"{name} takes {least_s} s, listed with {step_s} s; {case.describe()}"
+    certain = told.get("certified", 0)
+    last_s = listed[min(certain, len(listed) - 1)].step_time_s
+    for name, step_s in best.items():
+        if name not in shown and step_s < last_s * (1 - MATCH):
+            yield "missing", f"{name} takes {step_s} s, {certain} certified up to {last_s} s; {case.describe()}"
+    if certain == told.get("found") < min(len(best), TOP) - 1:
+        yield "short", f"{len(listed)} of {len(best)} layouts are listed, {told}; {case.describe()}"
+
+
+def asked_keys(plan: simpar.Plan) -> dict[str, Any]:
+    """The keys of a plan that tell its layout from others, as :func:`keys_of` names them."""
+    mesh, sharded = plan.mesh, plan.tensor_parallel
+    return {
+        "tp": mesh.tp, "cp": mesh.cp, "pp": mesh.pp, "ep": mesh.ep, "micro_batch": plan.micro_batch,
+        "schedule": plan.schedule, "recompute": plan.memory.recompute, "zero": plan.data_parallel.zero,
+        "sequence_parallel": sharded.sequence_parallel, "tp_overlap": sharded.overlap,
+    }  # fmt: skip
 
 
 def listed_wrongly(case: Case, found: simpar.SearchResult) -> Iterator[tuple[str, str]]:

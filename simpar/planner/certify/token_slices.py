@@ -6,14 +6,13 @@ backward. Then slices are chosen as in :mod:`simpar.program.resolve.token_slices
 without contention.
 """
 
-from dataclasses import field, replace
+from dataclasses import field
 
 import numpy as np
 
-from simpar.architectures.graph import Block, Dims
+from simpar.architectures.graph import Block
 from simpar.cost.operators import operator_times
 from simpar.dataclass import dataclass
-from simpar.layout.sharding import RankDims
 from simpar.plan.choices.pipeline import list_sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.planner.bound.pipelines import Pipelines
@@ -21,8 +20,8 @@ from simpar.planner.certify.exact import job_of
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.table import Rows
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.resolve.token_slices import slice_view, unit_tokens
-from simpar.units import Flags, Floats, Ints, Numbers, to_ns
+from simpar.program.resolve.token_slices import slice_view, stack_dims, unit_tokens
+from simpar.units import Flags, Floats, Ints, to_ns
 
 SLICES = "slices"
 
@@ -118,7 +117,7 @@ def slice_kernels_ns(block: Block, view: RankView, units: tuple[int, int], *, ag
         at = [(begin, end) for begin in begins for end in range(begin + 1, count + 1)]
         if not at:
             continue
-        dims = _stacked([slice_view(view, a * unit, b * unit).dims.of_block(block) for a, b in at], first=first)
+        dims = stack_dims([slice_view(view, a * unit, b * unit).dims.of_block(block) for a, b in at])
         times = operator_times(block.operators, dims, view.job.kernels, view.job.stack)
         ahead, inputs, weights = (
             sum(np.asarray(getattr(time, part)) for time in times)
@@ -130,15 +129,3 @@ def slice_kernels_ns(block: Block, view: RankView, units: tuple[int, int], *, ag
         for table, seconds in ((forward, ahead), (backward, back)):
             table[index] = np.maximum(0, to_ns(slow * seconds) - rounded)
     return forward, backward
-
-
-def _stacked(dims: list[RankDims], *, first: bool) -> RankDims:
-    """Dims of several slices as arrays; without earlier keys the number of these stays a plain zero."""
-
-    def columns(each: list[Dims]) -> dict[str, Numbers]:
-        values: dict[str, Numbers] = {name: np.array([one[name] for one in each]) for name in each[0]}
-        return values | ({"before": 0} if first else {})
-
-    tensor, sequence = (columns([getattr(one, name) for one in dims]) for name in ("tensor", "sequence"))
-    expert = None if dims[0].expert is None else columns([one.expert or {} for one in dims])
-    return replace(dims[0], tensor=tensor, sequence=sequence, expert=expert)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -14,7 +13,7 @@ from simpar.plan.encoder_in_bubbles import EncoderCosts
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
-from simpar.program.emission.collective_prices import Prices
+from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.job import TrainingJob
 from simpar.program.structure.pieces import StageBlock
@@ -45,9 +44,13 @@ class PassesAlone:
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
         return PassesAlone(StageBuilder(view, ()), groups, Prices.of_job(job, cluster), slowdown)
 
+    def price_of(self, use: CollectiveUse) -> Price:
+        """The price of a collective on its group."""
+        return self.prices.of(use.op, self.groups[use.group], use.group)
+
     def price(self, use: CollectiveUse) -> int:
         """Nanoseconds of a collective."""
-        return self.prices.of(use.op, self.groups[use.group], use.group).use_ns(use)
+        return self.price_of(use).use_ns(use)
 
     def duration_ns(self, piece: StageBlock, kind: str) -> int:
         """Nanoseconds of a pass ("forward", "backward", ...) over one block."""
@@ -57,16 +60,6 @@ class PassesAlone:
             slowdown = self.builder.job.stack.launch.kernel_overhead * self.slowdown
             self.known[key] = make_segment(phase, self.price, slowdown=slowdown).duration_ns
         return self.known[key]
-
-    def slowest_stage_ns(self, *kinds: str) -> int:
-        """Nanoseconds of passes of some kinds over all blocks of the virtual stage that takes longest."""
-        result = 0
-        for some in self.builder.pieces:
-            alike = {(piece.block.name, piece.recompute): piece for piece in some}
-            count = Counter((piece.block.name, piece.recompute) for piece in some)
-            each = (count[key] * self.duration_ns(piece, kind) for key, piece in alike.items() for kind in kinds)
-            result = max(result, sum(each))
-        return result
 
 
 def encoder_costs(job: TrainingJob, cluster: Cluster) -> EncoderCosts:

@@ -3,9 +3,12 @@
 A run of equal layers may mix choices: a layer keeps everything, drops the outputs of some operators, or keeps its input
 alone; and K layers may keep one input together, which all run forward again from there. Of a chain of L equal layers
 whose tensors are as large as their inputs, segments of sqrt(L) then need 2 sqrt(L) of memory for one more forward
-[Chen et al. 2016, arXiv 1604.06174]. The choice is an integer program, solved to optimality by HiGHS: with the largest
+[Chen et al. 2016, arXiv 1604.06174]. The choice is an integer program, solved to optimality: with the largest
 workspace fixed it is linear in the number of layers under each choice, and there are few different workspaces.
+:mod:`simpar.program.resolve.fastest_mix` enumerates what may be optimal; HiGHS solves what is too much for that.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
@@ -17,12 +20,16 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
-from simpar.units import Floats
-
-TOLERANCE = 2.0**-19
-"""By how much, as a share, a solution may exceed a limit: twice what HiGHS lets pass."""
-ROUNDING = 2.0**-30
-"""The share by which sums of floats may differ from the exact ones."""
+from simpar.program.resolve.fastest_mix import (
+    ROUNDING,
+    MemoryPrice,
+    Mix,
+    RunColumns,
+    TooManyMixes,
+    fastest_mix,
+    price_of,
+)
+from simpar.units import PS_PER_S, Floats
 
 
 @dataclass(frozen=True)
@@ -58,58 +65,60 @@ def choose(runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float) -> 
     """
     runs = [LayerRun(run.length, _undominated(run.choices)) for run in runs]
     held = sorted({choice.held_bytes for run in runs for choice in run.choices if choice.held_bytes <= budget_bytes})
-    least_s = [_least_s(runs, in_flight, budget_bytes - workspace, workspace) for workspace in held]
-    best: tuple[float, float, float, list[list[tuple[RecomputeChoice, int]]]] | None = None
-    for bound_s, workspace in sorted(zip(least_s, held, strict=True)):
-        if np.isinf(bound_s) or (best is not None and bound_s > best[0]):
+    spaces = [space for each in held if (space := _Workspace.of(runs, in_flight, budget_bytes, each))]
+    best: tuple[int, float, float, list[list[tuple[RecomputeChoice, int]]]] | None = None
+    for space in sorted(spaces, key=lambda each: (each.price.bound_ps, each.held_bytes)):
+        if best is not None and space.price.bound_ps * (1 - ROUNDING) > best[0]:
             break
-        chosen = _within(runs, in_flight, budget_bytes - workspace, workspace)
-        if chosen is None:
-            continue
-        seconds, saved = (
-            sum(getattr(choice, name) * count for taken in chosen for choice, count in taken)
-            for name in ("again_s", "saved_bytes")
-        )
-        if best is None or (seconds, saved + workspace, workspace) < best[:3]:
-            best = seconds, saved + workspace, workspace, chosen
+        mix = space.fastest(np.inf if best is None else best[0])
+        if mix is not None:
+            taken = [
+                [(choice, int(n)) for choice, n in zip(some, counts, strict=True) if n]
+                for some, counts in zip(space.choices, mix.counts, strict=True)
+            ]
+            chosen = mix.again_ps, mix.saved_bytes + space.held_bytes, space.held_bytes, taken
+            best = chosen if best is None or chosen[:3] < best[:3] else best
     if best is None:
         raise Infeasible(f"no choice of what to recompute fits in {budget_bytes:.4g} bytes of activations")
     return best[3]
 
 
-def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, workspace: float) -> float:
-    """A lower bound on the seconds of all mixes of :func:`_within`: infinite where none exists.
+@dataclass(frozen=True)
+class _Workspace:
+    """What runs may choose from if no choice holds more than ``held_bytes``, with the price of what they save."""
 
-    The Lagrangian dual of the mix with fractions of layers, under the limit of one moment m at a time: for any
-    lambda >= 0 it is sum over runs of length min_c (again_s + lambda in_flight saved_bytes) - lambda limit, each per
-    layer; it is largest where the best choice of some run changes. The limit is as wide as HiGHS takes it.
-    """
-    limit = saved_limit + TOLERANCE * max(saved_limit, 1.0)
-    sizes: list[tuple[int, Floats, Floats]] = []
-    for run in runs:
-        if not (some := _within_workspace(run, workspace)):
-            return np.inf
-        each = np.array([(one.again_s / one.layers, one.saved_bytes / one.layers) for one in some])
-        sizes.append((run.length, each[:, 0], each[:, 1]))
-    best = 0.0
-    for flying in in_flight:
-        if sum(length * f * saved.min() for f, (length, _, saved) in zip(flying, sizes, strict=True)) > limit:
-            return np.inf
-        prices = [np.zeros(1)]
-        for f, (_, again, saved) in zip(flying, sizes, strict=True):
-            slower, smaller = again[:, None] - again, f * (saved - saved[:, None])
-            prices.append(slower[(slower > 0) & (smaller > 0)] / smaller[(slower > 0) & (smaller > 0)])
-        price = np.unique(np.concatenate(prices))[:, None]
-        total = -price[:, 0] * limit
-        for f, (length, again, saved) in zip(flying, sizes, strict=True):
-            total += length * (again + price * f * saved).min(axis=1)
-        best = max(best, float(total.max()))
-    return best * (1 - ROUNDING)
+    held_bytes: float
+    limit_bytes: float
+    choices: list[list[RecomputeChoice]]
+    runs: list[RunColumns]
+    price: MemoryPrice
 
+    @staticmethod
+    def of(runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float, held_bytes: float) -> _Workspace | None:
+        """The choices within a workspace; None if some run has none, or saves too much under all of them."""
+        choices = [[one for one in r.choices if one.held_bytes <= held_bytes and one.layers <= r.length] for r in runs]
+        if not all(choices):
+            return None
+        columns = [
+            RunColumns(
+                run.length,
+                np.array([one.layers for one in some]),
+                np.array([round(one.again_s * PS_PER_S) for one in some]),
+                np.array([one.saved_bytes for one in some], dtype=np.float64),
+                in_flight[:, at],
+            )
+            for at, (run, some) in enumerate(zip(runs, choices, strict=True))
+        ]
+        limit_bytes = budget_bytes - held_bytes
+        price = price_of(columns, limit_bytes)
+        return None if price is None else _Workspace(held_bytes, limit_bytes, choices, columns, price)
 
-def _within_workspace(run: LayerRun, workspace: float) -> list[RecomputeChoice]:
-    """The choices for a run that hold at most ``workspace`` bytes."""
-    return [one for one in run.choices if one.held_bytes <= workspace and one.layers <= run.length]
+    def fastest(self, most_ps: float) -> Mix | None:
+        """The fastest mix, of equally fast ones that with the fewest bytes; None if none takes up to ``most_ps``."""
+        try:
+            return fastest_mix(self.runs, self.limit_bytes, self.price, most_ps)
+        except TooManyMixes:
+            return _by_program(self.runs, self.limit_bytes)
 
 
 def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, ...]:
@@ -126,37 +135,35 @@ def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, .
     return tuple(one for size, one in sizes.items() if size not in beaten)
 
 
-def _within(
-    runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, workspace: float
-) -> list[list[tuple[RecomputeChoice, int]]] | None:
-    """The fastest mix of choices that hold at most ``workspace`` bytes each; None where every mix saves too much."""
+def _by_program(runs: Sequence[RunColumns], limit_bytes: float) -> Mix | None:
+    """The fastest mix whose bytes in flight are within a limit, by an integer program; None if there is none."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    columns = [(number, choice) for number, run in enumerate(runs) for choice in _within_workspace(run, workspace)]
-    of_run = np.array([[number == at for number, _ in columns] for at in range(len(runs))], dtype=float)
-    layers = of_run * np.array([choice.layers for _, choice in columns])
-    lengths = [run.length for run in runs]
-    if not columns or not of_run.any(axis=1).all():
-        return None
-    scale = max(saved_limit, 1.0)
-    saved = (in_flight @ of_run) * np.array([choice.saved_bytes for _, choice in columns]) / scale
-    seconds = np.array([choice.again_s for _, choice in columns])
-    constraints = [LinearConstraint(layers, lengths, lengths), LinearConstraint(saved, -np.inf, saved_limit / scale)]
+    of_run = np.repeat(np.arange(len(runs)), [len(run.layers) for run in runs])
+    layers, again_ps, saved = (
+        np.concatenate([getattr(run, name) for run in runs]) for name in ("layers", "again_ps", "saved_bytes")
+    )
+    lengths = np.array([run.length for run in runs])
+    covered = (of_run == np.arange(len(runs))[:, None]) * layers
+    in_flight = np.array([run.in_flight for run in runs]).T
+    scale = max(limit_bytes, 1.0)
+    held = in_flight[:, of_run] * saved / scale
     with _silent():
         solution = milp(
-            seconds / (seconds.max(initial=0.0) or 1.0),
-            constraints=constraints,
-            integrality=np.ones(len(columns), dtype=int),
+            again_ps / max(int(again_ps.max(initial=0)), 1),
+            constraints=[
+                LinearConstraint(covered, lengths, lengths),
+                LinearConstraint(held, -np.inf, limit_bytes / scale),
+            ],
+            integrality=np.ones(len(layers), dtype=int),
             bounds=Bounds(0, np.inf),
             options={"mip_rel_gap": 0.0},
         )
     if solution.x is None:
         return None
-    counts = np.rint(solution.x).astype(int)
-    return [
-        [(choice, int(n)) for (number, choice), n in zip(columns, counts, strict=True) if n and number == at]
-        for at in range(len(runs))
-    ]
+    counts = np.rint(solution.x).astype(np.int64)
+    most = float((held @ counts).max(initial=0.0)) * scale
+    return Mix(int(again_ps @ counts), most, [counts[of_run == at] for at in range(len(runs))])
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simpar.architectures.catalogue import load_model
@@ -12,9 +14,11 @@ from simpar.cost.operators import seen_keys
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
-from simpar.program.resolve.token_slices import choose_slices, slice_ends
+from simpar.program.resolve.pass_costs import PassesAlone
+from simpar.program.resolve.token_slices import choose_slices, slice_ends, slice_view, slowest_stage_ns, stack_dims
 from simpar.report.result import Result
 from simpar.simulation import make_job, simulate
+from tests.gate import some
 
 CLUSTER = load_cluster("dgx-h100")
 
@@ -113,3 +117,34 @@ def test_models_that_look_ahead_are_refused() -> None:
     """Without a causal mask a slice needs tokens behind it."""
     with pytest.raises(UserError, match="see later ones"):
         simulate("t5-3b", CLUSTER, Plan(pp=8, schedule="terapipe"), Training(seq_len=512, global_batch=8))
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    some(
+        [
+            ("llama-3-8b", {"pp": 8, "recompute": "full"}),
+            ("gemma-2-9b", {"pp": 2, "tp": 2}),
+            ("qwen3-30b-a3b", {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
+        ],
+        1,
+        tuples=True,
+    ),
+)
+def test_slices_at_once_take_what_each_takes_alone(model: str, plan: dict[str, object]) -> None:
+    """Forward and backward of all slices from one walk through a block: those of one slice, to the nanosecond."""
+    job = make_job(
+        load_model(model), CLUSTER, Plan(micro_batch=1, zero=1, **plan), Training(seq_len=8192, global_batch=8)
+    )
+    alone = PassesAlone.of(job, CLUSTER)
+    ends = [(1024, 2048), (2048, 8192), (7168, 8192)]
+    views = [slice_view(alone.builder.view, begin, end) for begin, end in ends]
+    stacked = replace(views[0], dims=stack_dims([view.dims for view in views]))
+    together = slowest_stage_ns(replace(alone, builder=replace(alone.builder, view=stacked)), len(ends))
+    for took_ns, view in zip(together, views, strict=True):
+        own = replace(alone, builder=replace(alone.builder, view=view), known={})
+        each = (
+            sum(own.duration_ns(piece, kind) for piece in pieces for kind in ("forward", "backward"))
+            for pieces in own.builder.pieces
+        )
+        assert took_ns == max(each)
