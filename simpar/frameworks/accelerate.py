@@ -94,7 +94,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.chosen_losses(
         s,
         bucket_bytes="a layer is the unit of communication",
-        overlap_grad_reduce="gradients overlap always",
+        **({} if rules.waits_for_last(s) else {"overlap_grad_reduce": "gradients overlap always"}),
         overlap_param_gather="parameters are fetched ahead always",
         master_weights="parameters are fp32",
         grad_dtype="gradients are reduced as they are computed",
@@ -166,6 +166,7 @@ def notes(s: Subject) -> Iterator[str]:
     yield from hugging_face.notes(s)
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+    yield from rules.waiting_notes(s)
 
 
 ACCELERATE = Target(

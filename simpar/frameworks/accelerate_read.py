@@ -56,13 +56,19 @@ def read(text: str, name: str) -> Imported:
     values = {**values_of(given), **of_file}
     values, own, assumed = of_versions(values, values["precision"])
     of_one = ALONE if values["stack"] == "ddp" else ""
+    sized = Sized(of_one, alone=LAUNCHER if starts_one(given) else "", waits=_shards(values))
     written_as = "" if values["stack"] == "deepspeed" else None
     notes = (MODEL_NOTE, *_notes(given, auto), *own, *given.misspelt())
     assumed = (*assumed, *of_script(values), *_assumed(values))
     return Imported(
         plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
-        assumed=assumed, sized=Sized(of_one, alone=LAUNCHER if starts_one(given) else ""), written_as=written_as,
+        assumed=assumed, sized=sized, written_as=written_as,
     )  # fmt: skip
+
+
+def _shards(values: Mapping[str, Any]) -> bool:
+    """Whether FSDP shards: ``Accelerator.no_sync`` keeps whole gradients until the last microbatch there."""
+    return values["stack"] != "deepspeed" and (values.get("zero") or 0) >= 2
 
 
 def as_launched(config: Mapping[str, Any]) -> dict[str, Any]:

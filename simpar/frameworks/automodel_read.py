@@ -7,7 +7,9 @@ from pathlib import PurePath
 from typing import Any, get_args
 
 from simpar.architectures.catalogue import find_model, load_model
+from simpar.architectures.hf_config import reason_unread
 from simpar.errors import UserError
+from simpar.frameworks.match import sizes_of
 from simpar.frameworks.overrides import (
     choice,
     command_of,
@@ -20,8 +22,8 @@ from simpar.frameworks.overrides import (
     real,
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
-from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.recipes import ConfigReader, nest_names
+from simpar.frameworks.target import Imported, Sized, plan_said
 from simpar.frameworks.titan import SCHEDULES
 from simpar.frameworks.trainer_words import TORCH_UPDATE
 from simpar.frameworks.trainers import ATTENTION
@@ -47,7 +49,24 @@ SEQUENCES = (
     "packed_sequence.packed_sequence_size", "dataset.seq_length", "dataset.seq_len", "dataset.max_length",
     "dataset.seq_length_tokens", "dataset.block_size",
 )  # fmt: skip
+NAMES = (
+    "model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config.name_or_path",
+)  # fmt: skip
+"""Where a recipe names its model."""
+SIZES_OF_CONFIG = {
+    f"model.config.{key}": size
+    for key, size in {
+        "num_hidden_layers": "layers", "hidden_size": "hidden", "intermediate_size": "ffn",
+        "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "vocab_size": "vocab",
+        "num_experts": "num_experts", "n_routed_experts": "num_experts", "num_local_experts": "num_experts",
+        "moe_intermediate_size": "expert_ffn",
+    }.items()
+}  # fmt: skip
+"""Fields of a config by the sizes that they are (:data:`simpar.frameworks.match.SIZES`)."""
+PER_LAYER = ("fsdp2", "fsdp2manager")
+"""Strategies of torch's FSDP, which a recipe asks to reduce gradients with the last microbatch alone."""
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "sgd", "muon": "muon"}
+FROZEN = {"4bit": "nf4", "8bit": "int8"}
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
 
 
@@ -65,11 +84,7 @@ def read(text: str, name: str) -> Imported:
     kind = STRATEGIES.get(str(word).lower())
     if kind is None:
         raise UserError(f"{name}: distributed.strategy = {word}: allowed: {', '.join(STRATEGIES)}")
-    reshard = given.get("distributed.reshard_after_forward")
-    model_name = given.get("model.pretrained_model_name_or_path") or given.get(
-        "model.config.pretrained_model_name_or_path"
-    )
-    model = find_model(str(model_name)) if model_name else None
+    model_name, model, config = _model(given)
     seq_len, assumed = _sequence(given)
     batch = given.whole("step_scheduler.global_batch_size")
     local = given.whole("step_scheduler.local_batch_size") or 1
@@ -79,7 +94,7 @@ def read(text: str, name: str) -> Imported:
         **sizes,
         "dp": dp,
         "etp": 1 if sizes["ep"] > 1 else None,
-        "zero": 0 if kind == "ddp" else 2 if reshard is False else 3,
+        "zero": 0 if kind == "ddp" else 3 if _reshards(given, sizes["ep"]) else 2,
         "hsdp": replicate if kind == "fsdp" else None,
         "micro_batch": local,
         "recompute": choice(given, "distributed.activation_checkpointing", RECOMPUTED, "none"),
@@ -96,15 +111,59 @@ def read(text: str, name: str) -> Imported:
         values |= {"cp_method": "all_gather", "cp_balance": "zigzag"}  # torch's context_parallel
     if sizes["pp"] > 1:
         values |= _stages(given, sizes["pp"], model)
-    ask = "" if model else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
+    ask = "" if model or config else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
     balance: Balance = "forced" if given.get("model.backend.fake_balanced_gate") else "tuned"
-    notes = tuple(filter(None, (ask, *given.misspelt())))
+    notes = tuple(filter(None, (ask, *given.misspelt(READER.words))))
     if "VLM" not in str(given.values_.get("recipe")) and "ImageTextToText" not in str(given.get("model._target_")):
         given.used.add("recipe")
     else:
         given.used.discard("recipe")
+    waits = str(word).lower() in PER_LAYER and sizes["pp"] == 1 and _waits(given)
     return Imported(plan_said(values), given.words(), notes, asks={"model": ask}, expert_balance=balance,
-                    assumed=tuple(assumed))  # fmt: skip
+                    assumed=tuple(assumed), config=config, sized=Sized(waits=waits))  # fmt: skip
+
+
+def _reshards(given: ConfigReader, ep: int) -> bool:
+    """Whether parameters are freed after the forward pass: layers of experts have a section of their own.
+
+    With experts on several ranks the model is sharded by ``components/moe/parallelizer.py``, which keeps parameters
+    unless told otherwise; else by ``components/distributed/parallelizer.py``.
+    """
+    if ep > 1:
+        return bool(given.get("distributed.moe.reshard_after_forward"))
+    return given.get("distributed.reshard_after_forward") is not False
+
+
+def _waits(given: ConfigReader) -> bool:
+    """Whether whole gradients wait for the last microbatch (``get_sync_ctx``), as they do by default."""
+    return given.get("distributed.defer_fsdp_grad_sync", True) is not False
+
+
+def _model(given: ConfigReader) -> tuple[Any, str | None, dict[str, Any] | None]:
+    """The name of a model, the shipped one of it, and the config of one that the recipe states in full.
+
+    Sizes beside a name are used where they are the named model's own; else they stay words that decide.
+    """
+    named = next((name for key in NAMES if (name := given.get(key))), None)
+    model = find_model(str(named)) if named else None
+    own = sizes_of(load_model(model)) if model else {}
+    given.used |= {key for key, size in SIZES_OF_CONFIG.items() if own and given.values_.get(key) == own.get(size)}
+    stated = {key.removeprefix("model.config."): value for key, value in given.values_.items()
+              if key.startswith("model.config.") and not key.endswith("_target_")}  # fmt: skip
+    if named or "hidden_size" not in stated:
+        return named, model, None
+    made_by = str(given.get("model.config._target_") or "").split(".")
+    kind = made_by[-3] if made_by[:2] == ["transformers", "models"] and len(made_by) > 3 else _snake(made_by[-1])
+    config = {"model_type": kind, **nest_names(stated)}
+    if reason_unread(config, given.source):
+        return named, None, None
+    given.used |= {key for key in given.values_ if key.startswith("model.config.")}
+    return named, None, config
+
+
+def _snake(name: str) -> str:
+    """The type of a model by the class of its config: ``qwen3_moe`` for ``Qwen3MoeConfig``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
 
 
 def _refuse_other_recipes(given: ConfigReader) -> None:
@@ -191,12 +250,12 @@ def _automodel_adapters(given: ConfigReader) -> dict[str, Any]:
     if not targets:
         said, known = given.get("peft.target_modules"), ", ".join(get_args(Projection))
         raise UserError(f"{given.source}: peft.target_modules = {said}: allowed: patterns of {known}")
-    low = any(given.get(f"quantization.load_in_{bits}") for bits in ("4bit",))
+    low = next((kept for bits, kept in FROZEN.items() if given.get(f"quantization.load_in_{bits}")), None)
     rank = given.whole("peft.dim") or ADAPTER_DIM
     dropout = real(given, "peft.dropout") or 0.0
     return {
         "lora_rank": rank, "lora_targets": tuple(targets), "lora_dropout": dropout,
-        "frozen_dtype": "nf4" if low else None,
+        "frozen_dtype": low,
     }  # fmt: skip
 
 
@@ -372,7 +431,6 @@ READER = Reader(
                 ("model.num_nextn_predict_layers", "model.mtp_use*", "model.text_config.num_mtp_modules"),
                 "layers that predict further tokens: time and memory",
             ),
-            "distributed.defer_fsdp_grad_sync": "when gradients are reduced: memory and time",
             "parallelizer.activation_checkpointing": "what is recomputed: memory and time",
             "longalign": "how full sequences are: time",
             **dict.fromkeys(("fp8.enabled", "model.backend.te_fp8*"), "products in 8 bits: time"),
@@ -408,9 +466,10 @@ READER = Reader(
                 ),
                 "when parameters are gathered: time and memory",
             ),
-            "distributed.moe.reshard_after_forward": "whether experts are gathered again: memory and time",
+            **dict.fromkeys(SIZES_OF_CONFIG, "a size that is not the named model's: memory and time"),
             "qat.*": "quantised training: time and memory",
             "freeze_config.*": "parts that are not trained: memory and time",
         },
+        off={"distributed.defer_fsdp_grad_sync": "when gradients are reduced: memory and time"},
     ),
 )

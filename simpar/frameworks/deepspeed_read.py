@@ -13,6 +13,7 @@ from simpar.frameworks.words import WordTable
 from simpar.units import DTYPE_BYTES
 
 STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
+REDUCES = "zero_optimization.reduce_scatter"
 STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 MAPPINGS = ("zero_optimization", "bf16", "fp16")
@@ -133,6 +134,8 @@ def _zero(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     stage = given.whole(STAGE, 0) or 0
     if str(stage) not in STAGES:
         raise UserError(f"{given.source}: {STAGE} = {stage}: allowed: {', '.join(STAGES)}")
+    if stage == 3:
+        given.used |= {REDUCES} & set(given)  # gradients are reduced to their shards in any case
     overlap = given.get(OVERLAP)
     if overlap is None and OVERLAP not in auto:
         overlap = stage == 3
@@ -205,7 +208,7 @@ WORDS = WordTable(
         "optimizer.params*", "scheduler*", "fp16.*", "bf16.*", "tensorboard*", "wandb*", "csv_monitor*",
         "checkpoint*", "data_types*", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
         "comms_logger*", "memory_breakdown", "flops_profiler*", "zero_optimization.contiguous_gradients",
-        "zero_optimization.reduce_scatter", "zero_optimization.allgather_partitions",
+        "zero_optimization.allgather_partitions",
         "zero_optimization.allgather_bucket_size", "zero_optimization.stage3_gather*",
         "zero_optimization.*pin_memory", "zero_optimization.*buffer_count", "zero_optimization.*buffer_size",
         "zero_optimization.*nvme_path", "zero_optimization.sub_group_size", "zero_optimization.stage3_max*",
@@ -241,6 +244,7 @@ WORDS = WordTable(
         "bf16.immediate_grad_update": "when gradients are added: memory",
         "sequence_parallel_size": "ranks that share a sequence: memory and time",
     },
+    off={REDUCES: "gradients are reduced to all ranks: communication"},
 )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def _plan(given: ToldReader, method: str) -> Imported:
         assumed.append(Assumed("seq_len", length, why, tuple(length // part for part in LEFT_OPEN)))
     return Imported(
         plan_said(values), given.words(), tuple(filter(None, (note, *given.misspelt(WORDS)))),
-        asks={"model": note}, assumed=tuple(assumed), sized=Sized("huggingface"),
+        asks={"model": note}, assumed=tuple(assumed), sized=Sized("huggingface", waits=shards),
     )  # fmt: skip
 
 

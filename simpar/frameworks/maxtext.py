@@ -147,7 +147,8 @@ def options(s: Subject) -> Options:
     if further:
         values["mtp_num_layers"] = further
     if (capacity := s.plan.experts.capacity_factor) is not None:
-        values["capacity_factor"] = capacity  # -1, the default, drops no tokens
+        # sparse products, the default, drop no tokens whatever the capacity
+        values |= {"capacity_factor": capacity, "sparse_matmul": False}
     if (pieces := s.plan.execution.loss_chunks) is not None:
         values["num_vocab_tiling"] = pieces
     return values | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})

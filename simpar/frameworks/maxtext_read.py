@@ -242,8 +242,10 @@ def _policy(given: ConfigReader) -> str:
 
 
 def _capacity(given: ConfigReader) -> float | None:
+    """The capacity of experts, which dense products alone have: sparse ones drop no token (``layers/moe.py``)."""
     value = real(given, "capacity_factor")
-    return value if value is not None and value > 0 else None
+    is_sparse = given.values_.get("sparse_matmul", True) is not False
+    return None if is_sparse or value is None or value <= 0 else value
 
 
 def _model(given: ToldReader) -> tuple[str | None, dict[str, int], dict[str, Any] | None, str]:
@@ -437,14 +439,11 @@ READER = Reader(
             **dict.fromkeys(KEPT, "a tensor that is kept, on the device or the host: memory and time"),
             "use_tokamax*": "kernels of attention and experts: time",
             "w[io]_tile_*": "tiles of experts' products: time",
-            "scan_layers": "whether layers are compiled as a loop: memory and compile time",
             "shard_optimizer_over_data": "states sharded over replicas: memory",
             "use_iota_embed": "how embeddings are looked up: time",
             "*_offload": "what waits on the host: memory and time",
             "mu_dtype": "the dtype of a moment: memory",
             "grad_dtype": "the dtype of gradients: memory and time of sums",
-            "sparse_matmul": "kernels of experts: time and memory",
-            "megablox": "kernels of experts: time",
             "use_ring_of_experts": "how tokens reach experts: time",
             "sa_*": "tiles of attention: time",
             "custom_mesh*": "the order of the mesh: time",
@@ -454,6 +453,11 @@ READER = Reader(
             "fused_qkv": "products that are joined: time",
             "fused_mlp": "products that are joined: time",
             "engram*": "tables beside layers: memory",
+        },
+        off={
+            "scan_layers": "layers are compiled one by one, not as a loop: memory, time and compile time",
+            "sparse_matmul": "experts as dense products over masks of tokens: time and memory",
+            "megablox": "kernels of experts: time",
         },
     ),
 )

@@ -23,7 +23,7 @@ from simpar.frameworks.overrides import (
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.target import Imported, misspelt
+from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Projection
 
@@ -82,8 +82,6 @@ OTHER_MODELS = {
 SCRIPTS = {"mamba_ssm_ngroups": "megatron_mamba", "hybrid_override_pattern": "megatron_mamba",
            "bert_binary_head": "pretrain_bert"}  # fmt: skip
 """Which of its models a config is of, by a word of only these."""
-OF_ITS_OWN = (IN_FP32, misspelt(("--gradient-accumulation-fusion",), ("--no-gradient-accumulation-fusion",))[0])
-"""Notes on Megatron-LM's arguments that say nothing of a config, whose words have other names."""
 SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 OPTIMIZERS = (*SHARDED, "fused_adam", "adam", "adamw", "sgd")
 STARTED_BY = ("megatron_gpt_pretraining", "megatron_gpt_finetuning", "megatron_gpt_sft", "megatron_gpt_peft_tuning",
@@ -117,8 +115,8 @@ def read(text: str, name: str) -> Imported:
     arguments.script = next((script for word, script in SCRIPTS.items() if f"model.{word}" in given), "")
     arguments.names = _names(arguments.names)
     result = plan_of(arguments)
-    its_own = tuple(map(arguments.in_own_words, OF_ITS_OWN))
-    result = replace(result, notes=tuple(note for note in result.notes if note not in its_own))
+    its_own = arguments.in_own_words(IN_FP32)  # says nothing of a config, whose words have other names
+    result = replace(result, notes=tuple(note for note in result.notes if note != its_own))
     changes: dict[str, Any] = {"dp": _replicas(given, result.plan.mesh.sizes.replica_ranks)} | _nemo_adapters(given)
     bucket = given.get("model.optim.bucket_cap_mb")
     if bucket and given.get("model.optim.name") == "distributed_fused_adam":  # Megatron-Core's has another word

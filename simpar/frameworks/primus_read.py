@@ -16,10 +16,11 @@ from simpar.errors import UserError
 from simpar.frameworks import primus_bridge, primus_maxtext
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.maxtext_read import READER as OF_MAXTEXT
-from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
+from simpar.frameworks.megatron_arguments import SIZES, Arguments, of_mapping, with_layers
 from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
+from simpar.frameworks.primus_presets import preset_of
 from simpar.frameworks.primus_titan import WORDS as TITAN_WORDS
 from simpar.frameworks.primus_titan import read_module
 from simpar.frameworks.reader import Reader, value_of
@@ -97,24 +98,43 @@ def read(text: str, name: str) -> Imported:
         return primus_bridge.read_module(asked, said, name)
     if asked.startswith("diffusion"):
         raise UserError(f"{name}: model = {asked}: images are not modelled; allowed: language models")
-    given = of_mapping({**DEFAULTS, **said}, name)
-    sizes = [flag for flag in SIZES if flag in given.values]
-    if sizes and asked:
-        raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")
-    model = find_model(asked) if asked else None
-    if model and said.get("multi_latent_attention") is False and kind_of(load_model(model)) == "latent":
-        raise UserError(f"{name}: multi_latent_attention = false: allowed: true, as {asked} has it")
+    given, model, own = _with_model(asked, said, name)
     result = plan_of(with_layers(given, model), model)
     result = replace(result, plan=with_loss(result.plan, given))
     asks, notes = dict(result.asks), [*result.notes, *loss_notes(given)]
-    if model is None:
+    is_stated = bool(result.config or result.plan.model)
+    if not is_stated:
         asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model."
         notes.insert(0, asks["model"])
     words = given.words()  # of those that are given: defaults are no words of the text
     written = tuple(word for word in words.used if word in said)
     absent = {key: value for key, value in said.items() if value in (None, False)}
-    account = ReadWords((*written, *(["model"] if model else [])), {**words.unread, **absent})
+    unread = {word: value for word, value in words.unread.items() if own is None or word in own}
+    account = ReadWords((*written, *(["model"] if is_stated else [])), {**unread, **absent})
     return replace(result, words=account, notes=tuple(notes), asks=asks)
+
+
+def _with_model(asked: str, said: Mapping[str, Any], name: str) -> tuple[Arguments, str | None, set[str] | None]:
+    """The arguments of an experiment, the shipped model that it trains, and the names of its words.
+
+    These are all (None), but for defaults of all models. Where that model is none, or not as Primus has it, the
+    arguments are laid over those of the checkout's own model. Raises UserError.
+    """
+    given = of_mapping({**DEFAULTS, **said}, name)
+    sizes = [flag for flag in SIZES if flag in given.values]
+    model = find_model(asked) if asked else None
+    is_other = said.get("multi_latent_attention") is False and model and kind_of(load_model(model)) == "latent"
+    if model and not sizes and not is_other:
+        return given, model, None
+    preset = preset_of(asked, name)
+    if preset is not None:
+        own = {key: preset.values[key] for key in preset.own} | dict(said)
+        return of_mapping({**DEFAULTS, **preset.values, **said}, name), None, {*own, *of_mapping(own, name).values}
+    if sizes and asked:
+        raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")
+    if is_other:
+        raise UserError(f"{name}: multi_latent_attention = false: allowed: true, as {asked} has it")
+    return given, model, None
 
 
 def _read_script(text: str, name: str) -> Imported:

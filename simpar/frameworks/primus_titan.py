@@ -24,6 +24,7 @@ DEFAULTS = {
 MODELS = (
     (r"llama3(?:\.\d)?_(\d+)B", "llama3", "{}B"), (r"qwen3_([\d.]+)b", "qwen3", "{}B"),
     (r"deepseek_v3_(\d+)b", "deepseek_v3", "{}B"), (r"gpt_oss_(\d+)b", "gpt_oss", "{}b"),
+    (r"llama4_17Bx(\d+)E", "llama4", "17bx{}e"),
 )  # fmt: skip
 """Names of files of models, with torchtitan's folder and flavor that they have."""
 IN_8_BITS = "-fp8"

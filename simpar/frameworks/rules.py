@@ -9,6 +9,20 @@ from simpar.frameworks.subject import Loss, Subject
 from simpar.plan.choices import BY_STACK
 
 
+def waits_for_last(s: Subject) -> bool:
+    """Whether gradients are reduced after the last of several microbatches, as ``Accelerator.no_sync`` has it."""
+    return s.plan.data_parallel.zero >= 2 and s.microbatches > 1
+
+
+def waiting_notes(s: Subject) -> Iterator[str]:
+    """A note on gradients that wait for the last microbatch, where the plan reduces them after every one."""
+    if waits_for_last(s) and s.plan.data_parallel.overlap_grad_reduce is not False:
+        yield (
+            f"Gradients of {s.microbatches} microbatches stay whole on every rank until the last one, and need more "
+            "memory than was predicted, unless `sync_each_batch` of Accelerate's `GradientAccumulationPlugin` is set."
+        )
+
+
 def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
     """An axis of the mesh that the target does not have."""
     size = getattr(s.plan.mesh, axis)

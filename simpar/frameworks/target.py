@@ -9,7 +9,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.rollout_side import RolloutSide
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.words import Assumed, ReadWords
+from simpar.frameworks.words import Assumed, ReadWords, plain
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
@@ -31,6 +31,10 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 """Optimizers of targets that train with ``torch.optim``."""
 
 
+WAITS = (
+    "Gradients of several microbatches are kept whole and reduced after the last one, as this framework does under "
+    "FSDP; what of that overlaps the last backward is counted as exposed."
+)
 PYTHON, LAUNCHER = "python", "launcher"
 CHECKPOINTING = {
     "memory.recompute=full": "model.gradient_checkpointing_enable()",
@@ -45,14 +49,15 @@ class Sized:
 
     ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
     data-parallel ranks that share a copy of the states, if there are as many copies as the others make; ``of_nodes``:
-    those of a node share one. ``alone`` is what starts one process and no more: :data:`PYTHON`, or the
-    :data:`LAUNCHER` whatever its flags say; "" for nothing.
+    those of a node share one. ``waits``: gradients of several microbatches are reduced after the last one. ``alone`` is
+    what starts one process and no more: :data:`PYTHON`, or the :data:`LAUNCHER` whatever its flags say; "" for nothing.
     """
 
     stack_of_one: str = ""
     shard_ranks: int | None = None
     alone: str = ""
     of_nodes: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,9 +115,16 @@ class Imported:
             )
         return plan.with_values(hsdp=copies)
 
+    def waiting(self, plan: Plan, world_size: int, global_batch: int | None = None) -> Plan:
+        """The plan whose gradients wait for the last of several microbatches, if the framework keeps whole ones."""
+        batch, replicas = global_batch or self.global_batch(world_size), self._replicas(world_size)
+        if not self.sized.waits or not batch or replicas < 2 or batch <= replicas * plan.micro_batch:
+            return plan
+        return plan.with_values(overlap_grad_reduce=False)
+
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
         """The plan on ``world_size`` devices, of which its micro-batch or copies may follow. Raises UserError."""
-        plan = self.in_copies(self.plan, world_size)
+        plan = self.waiting(self.in_copies(self.plan, world_size), world_size, global_batch)
         if world_size == 1 and self.sized.stack_of_one:
             plan = plan.model_copy(update={"stack": self.sized.stack_of_one})
         batch = global_batch or self.global_batch(world_size)
@@ -153,6 +165,7 @@ def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     for name in left:
         like = [each for each in known if name.startswith("--") and each.startswith(f"{name}-")]
         like += get_close_matches(name, known, n=1, cutoff=TYPO_SIMILARITY)
+        like = [each for each in like if plain(each) != f"no_{plain(name)}"]  # its opposite is another word
         if like:
             result.append(f"{name} is not read: {like[0]} may be meant.")
     return tuple(result)

@@ -164,7 +164,8 @@ def _model(spec: Any, path: str, recipe: str) -> str | None:
 
 
 def _families() -> dict[str, dict[str, str]]:
-    return {family: FLAVORS.get(family, {}) | MIXTURES.get(family, {}) for family in {**FLAVORS, **MIXTURES}}
+    both = {family: FLAVORS.get(family, {}) | MIXTURES.get(family, {}) for family in {**FLAVORS, **MIXTURES}}
+    return both | {"llama4": {"17bx16e": "llama-4-scout", "17bx128e": "llama-4-maverick"}}
 
 
 def _said(spec: Any) -> str:

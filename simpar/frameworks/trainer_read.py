@@ -35,7 +35,7 @@ from simpar.frameworks.trainer_adapters import (
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
-from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
+from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of, waits
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -167,8 +167,8 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         assumed = *assumed, *assumed_targets(habits.name, values["lora_targets"], said=said)
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
-    note, shard_ranks = "" if model else _no_model(named), values.pop(SHARD_RANKS, None)
-    of_nodes = bool(values.pop(OF_NODES, False))
+    note, of_one = "" if model else _no_model(named), "huggingface" if stack == "ddp" else ""
+    shard_ranks, of_nodes = values.pop(SHARD_RANKS, None), bool(values.pop(OF_NODES, False))
     return Imported(
         plan_said(values),
         given.words() + sharding.words + ReadWords((), of_states | ({WORD: True} if of_experts else {})),
@@ -177,7 +177,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         asks={"model": note} if note else {},
         assumed=assumed,
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
-        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks, _alone(command, sharding), of_nodes),
+        sized=Sized(of_one, shard_ranks, _alone(command, sharding), of_nodes, waits(sharding, given)),
     )
 
 

@@ -87,6 +87,15 @@ class Sharding:
         return replace(self, notes=(*self.notes, note)) if note else self
 
 
+def waits(sharding: Sharding, given: TrainerArguments) -> bool:
+    """Whether gradients are whole until the last microbatch: under FSDP, as ``Accelerator.no_sync`` has it.
+
+    Trainers start it for all microbatches but the last, unless ``accelerator_config`` asks for ``sync_each_batch``.
+    """
+    each = given.told("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
+    return (sharding.values.get("zero") or 0) >= 2 and not sharding.is_deepspeed and is_off(each)
+
+
 @dataclass(frozen=True)
 class Filled:
     """What a trainer puts in where a DeepSpeed config says "auto" (transformers, ``integrations/deepspeed.py``)."""

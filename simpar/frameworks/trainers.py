@@ -102,7 +102,7 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.chosen_losses(
         s,
         **({"bucket_bytes": where_sharded} if data.zero else {}),
-        overlap_grad_reduce="gradients overlap always",
+        **({} if rules.waits_for_last(s) else {"overlap_grad_reduce": "gradients overlap always"}),
         overlap_param_gather="parameters are fetched ahead always",
         grad_dtype="gradients are reduced as they are computed",
     )
@@ -212,6 +212,7 @@ def notes(s: Subject) -> Iterator[str]:
         yield "`use_liger_kernel` needs `liger-kernel`."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+    yield from rules.waiting_notes(s)
     yield from trainer_tuning.adapter_notes(s)
 
 

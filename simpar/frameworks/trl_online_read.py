@@ -138,5 +138,5 @@ READER = Reader(
     starts=starts_where(_is_own),
     owns=_owns,
     has_dotted_flags=False,
-    words=WordTable((*WORDS.idle, *OF_ROLLOUT), {**_OF_UPDATES, **DECIDING}),
+    words=WordTable((*WORDS.idle, *OF_ROLLOUT), {**_OF_UPDATES, **DECIDING}, WORDS.off),
 )

@@ -26,27 +26,36 @@ class WordTable:
     """Words that a reader does not use, as patterns (fnmatch) of plain names (:func:`plain`).
 
     ``idle`` have no effect on the time or the memory of a step. ``deciding`` do, by what they could change, and simpar
-    does not model them; they win over ``idle``.
+    does not model them; they win over ``idle``. Those of ``off`` are on where nothing is said: they decide where they
+    are off, and only there.
     """
 
     idle: tuple[str, ...] = ()
     deciding: Mapping[str, str] = field(default_factory=dict)
+    off: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, other: "WordTable") -> "WordTable":
         """Both tables; the words of ``other`` win."""
-        return WordTable((*self.idle, *other.idle), {**self.deciding, **other.deciding})
+        return WordTable((*self.idle, *other.idle), {**self.deciding, **other.deciding}, {**self.off, **other.off})
 
     def under(self, section: str) -> "WordTable":
         """The table of a config that has these words in a section."""
-        deciding = {f"{section}.{name}": what for name, what in self.deciding.items()}
-        return WordTable(tuple(f"{section}.{name}" for name in self.idle), deciding)
+        deciding, off = ({f"{section}.{name}": what for name, what in words.items()}
+                         for words in (self.deciding, self.off))  # fmt: skip
+        return WordTable(tuple(f"{section}.{name}" for name in self.idle), deciding, off)
 
     def sort(self, used: Iterable[str], unread: Mapping[str, Any]) -> "Account":
         """The account of a text with words that were used, and others with their values; an empty section is idle."""
         idle, deciding, unknown = list[str](), dict[str, str](), list[str]()
         for word, value in unread.items():
             by = self._deciding_names.first(plain(word))
-            if by is not None and not is_off(value):
+            off = self.off.get(plain(word))
+            if off is not None:
+                if value is None or not is_off(value):
+                    idle.append(word)
+                else:
+                    deciding[word] = off
+            elif by is not None and not is_off(value):
                 deciding[word] = self.deciding[by]
             elif by is not None or value == {} or self._idle_names.first(plain(word)) is not None:
                 idle.append(word)

@@ -15,10 +15,10 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Documents, Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.frameworks import load_reader, load_target
+from simpar.frameworks import load_reader
 from simpar.frameworks.match import differing_sizes
 from simpar.frameworks.shell_gaps import gaps_of_command
-from simpar.frameworks.target import PYTHON, Imported
+from simpar.frameworks.target import PYTHON, WAITS, Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
@@ -36,6 +36,7 @@ from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.launcher import without_launchers
 from simpar.preflight.meeting import without_beats
+from simpar.preflight.near import layouts_near
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from simpar.planner.nearby import Nearby
     from simpar.preflight.whole_step import WholeStep
 
-OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
-"""Choices that the arguments of a trainer say whatever shards its states."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -248,6 +247,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     graph = as_model(model, training.seq_len)  # that of the problem has its adapters
     with _in_text(given):
         plan = given.found.in_copies(plan, cluster.world_size, cluster.nodes)
+        plan, alone = given.found.waiting(plan, cluster.world_size, training.global_batch), plan
+        notes += [WAITS] if plan is not alone else []
         problem = make_problem(
             graph, cluster, training, stack=plan.stack, base=plan,
             constraints=Constraints(fit_probability=facts.fits_with),
@@ -264,7 +265,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     settled = result.plan
     reader = load_reader(given.text.target)
     target = given.text.written_as
-    near = _nearby(problem, settled, target) if target else None
+    near = layouts_near(given.found, problem, settled, target) if target else None
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
     note, copies = of_copies(result, problem.stack.name, given.found.words.unread)
     account, notes = account + copies, [*notes, *filter(None, (note,))]
@@ -381,28 +382,6 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
 
     inputs = {"cluster": problem.cluster, "model": problem.graph}
     return add_operation(result, inputs, Operation(reliability=reliability) if reliability else None)
-
-
-def _nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
-    """Layouts near a plan that the options of a target say without changing the stack.
-
-    Where another one shards (DeepSpeed, or none), the options of a trainer say the batch and what is recomputed.
-    What bounds neighbours is imported only where there are some.
-    """
-    from simpar.planner.nearby import nearby
-
-    if plan.stack in load_target(target).stacks:
-        return nearby(problem, plan, target)
-    result = nearby(problem, plan, target, OF_ANY_STACK)
-    bucket = problem.base.data_parallel.bucket_bytes
-    if bucket is None:
-        return result
-    again = [
-        state_choices(chosen, {"bucket_bytes": bucket}) for chosen, _ in result.simulated
-    ]  # what another file says
-    simulated = [(chosen, simulate(problem.graph, problem.cluster, chosen, problem.training, stack=problem.stack,
-                                   with_timeline=False)) for chosen in again]  # fmt: skip
-    return replace(result, simulated=tuple(sorted(simulated, key=lambda one: one[1].step_time_s)))
 
 
 def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:

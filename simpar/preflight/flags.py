@@ -174,7 +174,7 @@ def _otherwise(
     """What an edited text does not express as wanted: by name what it says, and what it should."""
     try:
         text = _applied(given, edits)
-        said = {} if text is None else _meaning(given.read(text).plan, problem)
+        said = {} if text is None else _meaning(_as_started(given.read(text), problem), problem)
     except UserError:
         return
     for section, value in said.items():
@@ -182,6 +182,10 @@ def _otherwise(
         if isinstance(value, dict):
             parts = [(f"{section}.{key}", now, wanted[section][key]) for key, now in value.items()]
         yield from ((name, (now, should)) for name, now, should in parts if now != should)
+
+
+def _as_started(read: Imported, problem: Problem) -> Plan:
+    return read.waiting(read.plan, problem.cluster.world_size, problem.training.global_batch)
 
 
 def _applied(given: Text, edits: Sequence[Edit]) -> str | None:

@@ -209,6 +209,21 @@ def test_one_rank_keeps_its_parameters_once(zero: int) -> None:
     assert alone.memory.static_memory_bytes == whole.memory.static_memory_bytes
 
 
+def test_gradients_that_wait_under_fsdp_are_whole_in_the_dtype_of_their_reduction() -> None:
+    """Without a pipeline, too: 2 bytes of every parameter, where shards of fp32 have 4 of an eighth."""
+    graph, cluster = load_model("llama-3-8b"), load_cluster("dgx-h100", 1)
+    training = Training(seq_len=1024, global_batch=16)
+    late, beside = (
+        simulate(graph, cluster, Plan(zero=3, overlap_grad_reduce=waits), training, stack="huggingface").memory.stages[
+            0
+        ]
+        for waits in (False, None)
+    )
+    held = graph.num_parameters()
+    assert late.gradients_bytes == pytest.approx(2 * held, rel=0.01)
+    assert beside.gradients_bytes == pytest.approx(4 * held / 8, rel=0.02)
+
+
 def test_tensor_ranks_may_gather_all_logits() -> None:
     """Automodel's loss on 4 ranks holds 14 bytes of 1,024 x 128,256 logits on each instead of a quarter of them."""
     automodel = load_stack("automodel")

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.automodel_read import READER
@@ -110,3 +111,78 @@ def test_words_that_decide() -> None:
     assert (set(account.deciding), account.unknown) == ({"recipe", "optimizer.capturable"}, ())
     words = imported(recipe="TrainFinetuneRecipeForNextTokenPrediction").words
     assert READER.words.sort(words.used, words.unread).deciding == {}
+
+
+@pytest.mark.parametrize(
+    ("distributed", "zero"),
+    [
+        ({"ep_size": 8}, 2),  # MoEParallelizerConfig keeps parameters
+        ({"ep_size": 8, "moe": {"reshard_after_forward": True}}, 3),
+        ({"ep_size": 8, "reshard_after_forward": True}, 2),
+        ({"ep_size": 1, "moe": {"reshard_after_forward": False}}, 3),
+        ({"reshard_after_forward": False}, 2),
+        ({}, 3),
+    ],
+)
+def test_parameters_that_stay(distributed: dict[str, object], zero: int) -> None:
+    """Models with experts on several ranks have a section of their own, with another default."""
+    assert imported(distributed={"strategy": "fsdp2", **distributed}).plan.zero == zero
+
+
+@pytest.mark.parametrize(
+    ("distributed", "batch", "late"),
+    [
+        ({"strategy": "fsdp2"}, 64, True),  # two microbatches of 4 on 8 ranks
+        ({"strategy": "fsdp2"}, 32, False),
+        ({"strategy": "fsdp2", "defer_fsdp_grad_sync": False}, 64, False),
+        ({"strategy": "ddp"}, 64, False),
+        ({"strategy": "megatron_fsdp"}, 64, False),
+        ({"strategy": "fsdp2", "pp_size": 2}, 64, False),  # as the stack has it in pipelines
+    ],
+)
+def test_gradients_that_wait(distributed: dict[str, object], batch: int, late: bool) -> None:
+    """FSDP2 reduces them with the last of several microbatches, unless told otherwise."""
+    found = imported(distributed=distributed, step_scheduler={"global_batch_size": batch, "local_batch_size": 4})
+    assert (found.placed(8).data_parallel.overlap_grad_reduce is False) is late
+    assert READER.words.sort(found.words.used, found.words.unread).is_understood
+
+
+def test_frozen_weights_in_8_bits() -> None:
+    """They were read as 16."""
+    plan = imported(peft={"dim": 16}, quantization={"load_in_8bit": True}, distributed={}).plan
+    assert (plan.lora_rank, plan.frozen_dtype) == (16, "int8")
+
+
+SIZES = {
+    "vocab_size": 32000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "made_by", ["transformers.models.qwen3.configuration_qwen3.Qwen3Config", "transformers.Qwen3Config"]
+)
+def test_a_model_that_the_recipe_states(made_by: str) -> None:
+    """The class of its config tells the family; no name is asked for."""
+    model = {
+        "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
+        "config": {"_target_": made_by, **SIZES},
+    }
+    found = imported(model=model, distributed={})
+    graph = read_config(found.config, "recipe.yaml")
+    # hand count: embeddings and head 2 x 32,000 x 256, and in each layer (heads of 128, the class's default) q and o
+    # 2 x 256 x 1024, k and v 2 x 256 x 512, three products of the MLP 3 x 256 x 512, two norms of 256 and two of 128;
+    # the last norm 256
+    layer = 2 * 256 * 1024 + 2 * 256 * 512 + 3 * 256 * 512 + 2 * 256 + 2 * 128
+    assert graph.num_parameters() == 2 * 32000 * 256 + 4 * layer + 256
+    assert (found.asks["model"], READER.words.sort(found.words.used, found.words.unread).is_understood) == ("", True)
+
+
+def test_sizes_beside_a_name() -> None:
+    """Another number of layers than the named model's decides; its own is used."""
+    named = {"config": {"pretrained_model_name_or_path": "meta-llama/Llama-3.1-8B", "hidden_size": 4096}}
+    for layers, decides in ((32, set()), (4, {"model.config.num_hidden_layers"})):
+        model = {"config": named["config"] | {"num_hidden_layers": layers}}
+        found = imported(model=model, distributed={})
+        assert set(READER.words.sort(found.words.used, found.words.unread).deciding) == decides
+        assert found.plan.model == "llama-3.1-8b"

@@ -184,3 +184,19 @@ def test_a_workload_of_xpk() -> None:
             "maxtext",
             chips,
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "capacity", "decides"),
+    [
+        ("capacity_factor=1.25", None, set()),  # sparse products, the default, drop no token
+        ("capacity_factor=1.25 sparse_matmul=True megablox=True scan_layers=True", None, set()),
+        ("capacity_factor=1.25 sparse_matmul=False", 1.25, {"sparse_matmul"}),
+        ("sparse_matmul=False megablox=False scan_layers=False", None, {"sparse_matmul", "megablox", "scan_layers"}),
+    ],
+)
+def test_words_that_decide_where_they_are_off(words: str, capacity: float | None, decides: set[str]) -> None:
+    """What base.yml has on decides where a launch turns it off, not where it says so again."""
+    result = imported(f"model_name=mixtral-8x7b {words}")
+    account = READER.words.sort(result.words.used, result.words.unread)
+    assert (result.plan.experts.capacity_factor, set(account.deciding), account.unknown) == (capacity, decides, ())

@@ -67,7 +67,15 @@ def test_what_is_not_said_is_as_primus_has_it():
 
 def test_models_that_are_not_shipped_are_asked_for_and_back_ends_refused():
     """By their names."""
-    found, _ = imported("llama4_17Bx16E.yaml", training={"steps": 50})
-    assert "llama4_17Bx16E" in found.asks["model"]
+    found, _ = imported("llama5_17Bx16E.yaml", training={"steps": 50})
+    assert "llama5_17Bx16E" in found.asks["model"]
     with pytest.raises(UserError, match=r"framework = hummingbirdxt: .*allowed: megatron, torchtitan, maxtext, meg"):
         read(experiment("x.yaml", framework="hummingbirdxt"), "experiment.yaml", "primus")
+
+
+@pytest.mark.parametrize(
+    ("asked", "model"), [("llama4_17Bx16E", "llama-4-scout"), ("llama4_17Bx128E-fp8", "llama-4-maverick")]
+)
+def test_mixtures_of_llama_4(asked, model):
+    """Files of models whose names count the experts."""
+    assert imported(asked)[0].plan.model == model

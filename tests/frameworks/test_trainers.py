@@ -119,3 +119,13 @@ def test_names_on_the_hub_are_of_shipped_models():
     read = {name: find_model(hub) for name, hub in HUB.items()}
     assert {name for name, found in read.items() if found not in (name, None)} == set()
     assert sum(found is None for found in read.values()) < 5
+
+
+@pytest.mark.parametrize(("micro", "told"), [(1, True), (TRAINING.global_batch // 8, False)])
+def test_gradients_that_stay_whole_are_told(micro, told):
+    """Of several microbatches under FSDP; a plan that has them so loses nothing."""
+    plan = checked("llama-3.1-8b", dp=8, zero=3, micro_batch=micro)
+    assert any("stay whole" in text for text in exported("trl", plan).values()) is told
+    late = plan.with_values(overlap_grad_reduce=False)
+    lost = [str(loss) for loss in unsupported(late, load_model("llama-3.1-8b"), TRAINING, "trl")]
+    assert any("overlap_grad_reduce" in loss for loss in lost) is not told

@@ -51,3 +51,15 @@ NAMES = st.text("ab_*?[]-A", max_size=6)
 def test_the_first_name_of_a_table_that_matches(names: list[str], name: str) -> None:
     """As asking its names one by one."""
     assert TableNames.of(names).first(name) == next((each for each in names if matches(name, each)), None)
+
+
+@pytest.mark.parametrize(
+    ("value", "decides"), [("false", True), (0, True), (None, False), (True, False), ("auto", False)]
+)
+def test_words_that_decide_where_they_are_off(value: object, decides: bool) -> None:
+    """What is on by default; tables that are joined, and sections, keep them."""
+    table = (WordTable(idle=("scan*",)) | WordTable(off={"scan_layers": "memory"})).under("train")
+    account = table.sort((), {"train.scan_layers": value})
+    assert (dict(account.deciding), account.idle) == (
+        ({"train.scan_layers": "memory"}, ()) if decides else ({}, ("train.scan_layers",))
+    )

@@ -146,7 +146,8 @@ def parameter_terms(
     rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
     # FSDP adds up what it reduces once a step in the dtype of that reduction [torch, fsdp/_fully_shard/_fsdp_param.py,
     # to_accumulated_grad_if_needed]; shards take the place of the whole block by block
-    added = np.where(once_a_step(layout, stack), max(reduced_bytes(layout, stack), widths.compute), widths.gradient)
+    at_last = once_a_step(layout, stack) | (fsdp & (zero >= 2) & reduces_late(layout, stack))
+    added = np.where(at_last, max(reduced_bytes(layout, stack), widths.compute), widths.gradient)
     whole = num_parameters * added / widths.gradient
     kept = kept_gradients(layout) * np.where(whole_gradients, whole, shard)
     if stack.numerics.update.in_backward:

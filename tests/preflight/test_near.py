@@ -1,0 +1,52 @@
+"""Neighbours of launches whose gradients wait for the last microbatch."""
+
+import json
+
+import pytest
+import yaml
+
+from simpar.cli import run
+from simpar.frameworks import read
+
+WORDS = {
+    "model_name_or_path": "meta-llama/Llama-3.2-1B", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
+    "gradient_checkpointing": True, "bf16": True, "max_length": 2048, "packing": True, "attn_implementation": "sdpa",
+    "fsdp": "full_shard auto_wrap",
+}  # fmt: skip
+EACH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({}, True),
+        ({"gradient_accumulation_steps": 1}, False),
+        ({"fsdp": "shard_grad_op auto_wrap"}, True),
+        ({"fsdp": "no_shard"}, False),
+        ({"fsdp": None}, False),
+        ({"accelerator_config": EACH}, False),
+        ({"fsdp": None, "deepspeed": {"zero_optimization": {"stage": 3}}}, False),
+    ],
+)
+def test_who_keeps_whole_gradients(changes, late):
+    """Trainers under FSDP, while they accumulate: ``Accelerator.no_sync``."""
+    found = read(
+        yaml.safe_dump({key: said for key, said in {**WORDS, **changes}.items() if said is not None}), "a.yaml", "trl"
+    )
+    assert (found.placed(8).data_parallel.overlap_grad_reduce is False) is late
+    assert found.placed(1).data_parallel.overlap_grad_reduce is not False
+
+
+def test_neighbours_are_simulated_as_they_would_run(tmp_path, capsys):
+    """All have several microbatches, and hold whole gradients; a text that says them is read as such."""
+    changed = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "max_length": 4096}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump({**WORDS, **changed}))
+    run(["check", "--hardware", "dgx-h100", "--nodes", "1", "--from", "trl", "--json", "-", str(tmp_path / "sft.yaml")])
+    answer = json.loads(capsys.readouterr().out)
+    assert "kept whole" in " ".join(answer["notes"])
+    # 8.03 B parameters in the two bytes of their reduction are 15 GiB, beside an eighth of fp32 weights and moments
+    assert 15 + 8.03 * 12 / 8 / 1.074 < answer["peak_reserved_bytes"] / 2**30 < 45
+    plans = [one["plan"] for one in answer["neighbours"]]
+    assert plans
+    assert {plan["data_parallel"]["overlap_grad_reduce"] for plan in plans} == {False}
+    assert any(one["patched"] for one in answer["neighbours"])
