@@ -16,6 +16,7 @@ from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_
 from simpar.layout.action_table import schedule_of
 from simpar.layout.encoder import encoder_refusals
 from simpar.layout.layout import Layout
+from simpar.plan.choices.context_parallel import shares_states
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
 from simpar.plan.choices.target import Refusals, Workload, fixed_reason, format_divisors
 from simpar.plan.choices.tensor_parallel import tensor_refusals
@@ -97,12 +98,13 @@ def _state_heads(layout: Layout, graph: ModelGraph) -> Refusals:
     """Context ranks share the heads of state-space layers, all of them or none as those of attention."""
     if not graph.exchanges_heads:
         return
-    heads, cp, ulysses = graph.dims["mamba_heads"] // layout.tp, layout.cp, layout.ulysses_ranks
+    cp, ulysses = layout.cp, layout.ulysses_ranks
+    heads, groups = (graph.dims[of] // layout.tp for of in ("mamba_heads", "mamba_groups"))
     yield (
-        (cp > 1) & (heads % cp != 0),
+        (cp > 1) & ~shares_states(cp, heads, groups),
         lambda: (
-            f"plan.cp = {cp}: does not divide the {heads} heads of state-space layers on a rank; allowed: "
-            f"{format_divisors(int(heads))}"
+            f"plan.cp = {cp}: does not divide the {heads} heads of state-space layers on a rank, in {groups} groups; "
+            f"allowed: {', '.join(str(n) for n in range(1, int(heads) + 1) if shares_states(n, heads, groups))}"
         ),
     )
     yield (

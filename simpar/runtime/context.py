@@ -61,6 +61,12 @@ class ContextRank:
         """The index of this rank's group."""
         return self.rank // self.ulysses
 
+    @property
+    def whole_group(self) -> Any:
+        """All ranks of the sequence, where they are one of the two groups: rings without heads, or heads alone."""
+        assert self.ulysses in (1, self.cp), "rings of groups that exchange heads are refused for state-space layers"
+        return self.ring_group if self.ulysses == 1 else self.head_group
+
     def runs(self, group: int, seq_len: int) -> tuple[PositionRange, ...]:
         """The tokens of a group."""
         return runs(group, self.groups, seq_len, self.balance)
@@ -84,14 +90,14 @@ def attention(
     if context.ulysses > 1:
         if key.shape[1] % context.ulysses:
             key, value = (x.repeat_interleave(context.ulysses // key.shape[1], dim=1) for x in (key, value))
-        query, key, value = (_Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
+        query, key, value = (Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
         if sinks is not None:
             sinks = sinks.chunk(context.ulysses)[dist.get_rank(context.head_group)]
     out = _BlockwiseAttention.apply(query, key, value, sinks, context, window, documents)
-    return _Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
+    return Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
 
 
-class _Exchange(torch.autograd.Function):
+class Exchange(torch.autograd.Function):
     """All-to-all over a group: dim ``split`` is distributed, dim ``join`` is concatenated in rank order."""
 
     @staticmethod

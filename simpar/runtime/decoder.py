@@ -236,7 +236,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
     """The makers of the modules of a layer, with or without a window."""
     dims, details = graph.dims, graph.details
     of_latents = latent.makers(dims, details, place) if "qk_dim" in dims else {}
-    of_mixers = mamba.makers(dims, details.steps) if "mamba_heads" in dims else {}
+    of_mixers = _mixers(graph, place) if "mamba_heads" in dims else {}
 
     def norm(op: Operator) -> nn.Module:
         if op.name == mamba.MIXER_NORM:
@@ -290,6 +290,11 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         **of_latents,
         **of_mixers,
     }
+
+
+def _mixers(graph: ModelGraph, place: Place) -> Makers:
+    names = {op.name for block in graph.blocks.values() for op in block.operators}
+    return mamba.makers(graph.dims, graph.details.steps, place.context, normed=mamba.MIXER_NORM in names)
 
 
 def _product(op: Operator) -> type[Projection]:

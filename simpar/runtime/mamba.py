@@ -4,8 +4,9 @@ The scan carries a state of head_dim x state elements a head along the sequence:
 and y_t = c_t h_t + skip x_t, with time steps d_t = softplus(step + bias) and a = -exp(decay); b and c are a group's.
 Inside a chunk that is a masked product like attention's, between chunks one step a chunk [Dao and Gu 2024, arXiv
 2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider. Tensor-parallel ranks have the heads of
-some groups each (section 8.1 there); vectors and the convolution are whole on every rank, which uses its part.
-Documents that are kept apart begin with a state of zero, and with zeros before their first token in the convolution.
+some groups each (section 8.1 there); vectors and the convolution are whole on every rank, which uses its part. Context
+ranks exchange tokens for heads (:mod:`simpar.runtime.state_heads`). Documents that are kept apart begin with a state of
+zero, and with zeros before their first token in the convolution.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simpar.architectures.graph import Operator
+from simpar.runtime import state_heads
 from simpar.runtime.boundaries import by_document
+from simpar.runtime.context import ContextRank
 
 MIXER_NORM = "mixer_norm"
 DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
@@ -34,20 +37,29 @@ class OfHeads(nn.Module):
 
 
 class Convolution(OfHeads):
-    """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, then SiLU."""
+    """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, then SiLU.
 
-    def __init__(self, dims: Mapping[str, int]) -> None:
+    Under context parallelism, tokens are exchanged for heads before it.
+    """
+
+    def __init__(self, dims: Mapping[str, int], context: ContextRank) -> None:
         super().__init__()
+        self.context, self.groups = context, dims["mamba_groups"]
         inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
         self.sizes = (inner, shared, shared)
         self.weight = nn.Parameter(torch.empty(sum(self.sizes), dims["conv"]))
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def forward(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Gates, inputs, b, c and steps [batch, seq, features] to the last four."""
-        _, *mixed, steps = projected
+        """Gates, inputs, b, c and steps [batch, seq, features] to the last four and, if exchanged, the gates."""
+        groups = self.groups // self.part[1]
+        exchanged = self.context.cp > 1
+        if exchanged:
+            projected = state_heads.to_heads(projected, groups, self.context)
+        gates, *mixed, steps = projected
+        sizes = [each.shape[-1] for each in mixed]
         x = torch.cat(mixed, dim=-1).transpose(1, 2)
-        weight, bias = (torch.cat([self.own(each) for each in p.split(self.sizes)]) for p in (self.weight, self.bias))
+        weight, bias = (self._mine(parameter, groups) for parameter in (self.weight, self.bias))
         features, width = weight.shape
         kernel = weight.to(x.dtype).unsqueeze(1)
         shift = bias.to(x.dtype)
@@ -56,34 +68,50 @@ class Convolution(OfHeads):
             return functional.conv1d(functional.pad(part, (width - 1, 0)), kernel, shift, groups=features)
 
         y = by_document(convolved, x, dim=2)
-        sizes = [size // self.part[1] for size in self.sizes]
-        return *functional.silu(y.transpose(1, 2)).split(sizes, dim=-1), steps
+        y = functional.silu(y.transpose(1, 2)).split(sizes, dim=-1)
+        return (*y, steps, gates) if exchanged else (*y, steps)
+
+    def _mine(self, parameter: Tensor, groups: int) -> Tensor:
+        """What of a parameter belongs to the heads that this rank convolves, and to their groups."""
+        inner, *shared = (self.own(each) for each in parameter.split(self.sizes))
+        return torch.cat(
+            [
+                state_heads.of_rank(inner, self.context),
+                *(state_heads.of_rank(each, self.context, groups) for each in shared),
+            ]
+        )
 
 
 class Scan(OfHeads):
     """The state-space scan with its three vectors of parameters."""
 
-    def __init__(self, dims: Mapping[str, int], limits: tuple[float, float | None]) -> None:
+    def __init__(self, dims: Mapping[str, int], limits: tuple[float, float | None], context: ContextRank) -> None:
         super().__init__()
-        self.limits = limits
-        self.heads, self.groups, self.chunk = dims["mamba_heads"], dims["mamba_groups"], dims["chunk"]
+        self.limits, self.context = limits, context
+        self.heads, self.state, self.chunk = dims["mamba_heads"], dims["state"], dims["chunk"]
         self.decay, self.skip, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(3))
 
-    def forward(self, mixed: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-        """Inputs [batch, seq, heads x head_dim], b and c [batch, seq, groups x state], steps [batch, seq, heads]."""
-        x, b, c, steps = mixed
+    def forward(self, mixed: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, Tensor]:
+        """Inputs [batch, seq, heads x head_dim], b and c [batch, seq, groups x state], steps [batch, seq, heads].
+
+        If they were exchanged, they come with gates, which are returned beside the result.
+        """
+        x, b, c, steps, *gates = mixed
         wide = torch.promote_types(x.dtype, torch.float32)
-        decay, skip, step_bias = (self.own(each).to(wide) for each in (self.decay, self.skip, self.step_bias))
+        decay, skip, step_bias = (
+            state_heads.of_rank(self.own(each), self.context).to(wide)
+            for each in (self.decay, self.skip, self.step_bias)
+        )
         size = functional.softplus(steps.to(wide) + step_bias)
         size = size.clamp(*self.limits)
-        ranks = self.part[1]
-        heads = x.unflatten(-1, (self.heads // ranks, -1)).to(wide)
-        by_group = [each.unflatten(-1, (self.groups // ranks, -1)).to(wide) for each in (b, c)]
+        heads = x.unflatten(-1, (len(skip), -1)).to(wide)
+        by_group = [each.unflatten(-1, (-1, self.state)).to(wide) for each in (b, c)]
         falling = -torch.exp(decay)
         y = by_document(
             lambda x, size, b, c: scan(x, size, falling, b, c, chunk=self.chunk), heads, size, *by_group, dim=1
         )
-        return (y + heads * skip[:, None]).flatten(-2).to(x.dtype)
+        y = (y + heads * skip[:, None]).flatten(-2).to(x.dtype)
+        return (y, *gates) if gates else y
 
 
 def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int) -> Tensor:
@@ -125,11 +153,25 @@ def _chunks(tensor: Tensor, chunk: int) -> Tensor:
 
 
 class Gate(nn.Module):
-    """The scan's result times SiLU of the gates."""
+    """The scan's result times SiLU of the gates.
 
-    def forward(self, projected: tuple[Tensor, ...], scanned: Tensor) -> Tensor:
+    Results of some heads are exchanged for those of this rank's tokens: both factors where a norm reads whole groups of
+    the product, else the product.
+    """
+
+    def __init__(self, context: ContextRank, *, normed: bool) -> None:
+        super().__init__()
+        self.context, self.normed = context, normed
+
+    def forward(self, projected: tuple[Tensor, ...], scanned: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Shape [batch, seq, heads x head_dim]."""
-        return scanned * functional.silu(projected[0])
+        if isinstance(scanned, Tensor):
+            return scanned * functional.silu(projected[0])
+        result, gates = scanned
+        if not self.normed:
+            return state_heads.to_tokens(result * functional.silu(gates), self.context)
+        result, gates = (state_heads.to_tokens(each, self.context) for each in (result, gates))
+        return result * functional.silu(gates)
 
 
 class GroupNorm(OfHeads):
@@ -147,9 +189,18 @@ class GroupNorm(OfHeads):
         return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * weight
 
 
-def makers(dims: Mapping[str, int], limits: tuple[float, float | None]) -> dict[str, Callable[[Operator], nn.Module]]:
-    """The makers of the operators that only a mixer has; time steps stay within ``limits``."""
-    return {"convolution": lambda _: Convolution(dims), "scan": lambda _: Scan(dims, limits), "gate": lambda _: Gate()}
+def makers(
+    dims: Mapping[str, int], limits: tuple[float, float | None], context: ContextRank, *, normed: bool
+) -> dict[str, Callable[[Operator], nn.Module]]:
+    """The makers of the operators that only a mixer has; time steps stay within ``limits``.
+
+    ``normed`` says whether a norm reads what the gate returns.
+    """
+    return {
+        "convolution": lambda _: Convolution(dims, context),
+        "scan": lambda _: Scan(dims, limits, context),
+        "gate": lambda _: Gate(context, normed=normed),
+    }
 
 
 def initial(name: str, shape: tuple[int, ...], uniform: Callable[[float, float], Tensor]) -> Tensor | None:

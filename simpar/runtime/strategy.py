@@ -247,7 +247,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
         )
     _refuse_details(plan, graph)
     if "mamba_heads" in graph.dims:
-        _refuse_mixers(plan, graph)
+        _refuse_mixers(graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
 
@@ -451,15 +451,13 @@ def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
     return graph is not None and graph.is_mixture and (plan.mesh.ep > 1 or plan.mesh.tp > 1)
 
 
-def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
-    """State-space layers need whole sequences on a rank; files of none name layers that predict further tokens."""
+def _refuse_mixers(graph: ModelGraph) -> None:
+    """Files of state-space layers name none that predict further tokens."""
     if graph.auxiliary:
         raise UserError(
             f"model {graph.name}: predicts further tokens behind state-space layers; allowed: "
             "num_nextn_predict_layers = 0"
         )
-    if plan.mesh.cp > 1:
-        raise UserError(f"plan.cp = {plan.mesh.cp}: the runtime passes no states on; allowed: 1")
 
 
 def check_apart(strategy: Strategy, graph: ModelGraph | None, *, compiled: bool) -> None:

@@ -79,6 +79,11 @@ MODELS["hybrid"] = {
     "hybrid_override_pattern": "M-*M", "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 8,
     "mamba_head_dim": 4, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 5,
 }  # fmt: skip
+MODELS["falcon"] = {
+    "model_type": "falcon_h1", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_d_ssm": 32, "mamba_n_heads": 8, "mamba_d_head": 4,
+    "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 5, "mamba_rms_norm": False,
+}  # fmt: skip
 MODELS["hybrid experts"] = {
     **MODELS["hybrid"], "hybrid_override_pattern": "ME*E", "n_routed_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16, "moe_latent_size": 12, "moe_shared_expert_intermediate_size": 24,

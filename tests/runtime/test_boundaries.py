@@ -95,6 +95,14 @@ def alone(model, folder):
                 ("nemotron_h", ["--nproc", "2", "--tp", "2", "--sequence-parallel"]),
                 ("nemotron_h", ["--nproc", "2", "--pp", "2", "--micro-batch", "2"]),
                 ("falcon_h1", ["--nproc", "1", "--micro-batch", "4"]),
+                ("nemotron_h", ["--nproc", "2", "--cp", "2", "--micro-batch", "2"]),
+                ("nemotron_h", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_method=ulysses", "--zero", "3"]),
+                ("nemotron_h", ["--nproc", "4", "--cp", "4", "--set", "plan.cp_balance=striped"]),
+                (
+                    "nemotron_h",
+                    ["--nproc", "4", "--cp", "2", "--tp", "2", "--sequence-parallel", "--recompute", "full"],
+                ),
+                ("falcon_h1", ["--nproc", "2", "--cp", "2", "--recompute", "selective"]),
             )
         ),
     ],

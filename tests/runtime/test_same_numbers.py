@@ -104,6 +104,7 @@ EVERYDAY_PAIR = [
     {"dp": 2, "zero": 3, "micro_batch": 2, "recompute": "full"},
     {"cp": 2, "cp_method": "ring", "cp_balance": "zigzag", "micro_batch": 4, "model": "gpt2"},
     {"dp": 2, "ep": 2, "zero": 2, "micro_batch": 2, "model": "further", **CLIPPED},
+    {"cp": 2, "cp_balance": "zigzag", "micro_batch": 4, "model": "falcon"},
     staged(stage(1, 0, (1,), recompute="full"), stage(1, 1, (1,), recompute="selective")),
 ]
 EVERYDAY = [  # two microbatches a rank and step, four of a pipeline: every further one takes as long again
@@ -242,6 +243,25 @@ WIDE_FOUR = [
     {"dp": 2, "cp": 2, "cp_method": "ring", "cp_balance": "contiguous", "ep": 4, "recompute": "full",
      "model": "mixtral", "capacity_factor": 1.0},
     {"dp": 4, "ep": 2, "zero": 1, "model": "further", "capacity_factor": 1.0},
+]  # fmt: skip
+SHARED_STATES = [  # two groups of four heads: of whole groups, and of parts of one
+    {"cp": 2, "model": "hybrid", "micro_batch": 4, **CLIPPED},
+    {"cp": 2, "cp_method": "ulysses", "recompute": "full", "model": "falcon", "micro_batch": 2},
+]
+WIDE_SHARED_STATES = [
+    {"cp": 4, "cp_method": "ring", "cp_balance": "striped", "model": "hybrid", "micro_batch": 4},
+    {"cp": 4, "cp_method": "ulysses", "model": "hybrid", "recompute": "every:2", "micro_batch": 4},
+    {"cp": 2, "dp": 2, "cp_method": "all_gather", "cp_balance": "contiguous", "zero": 3, "model": "falcon"},
+    {"cp": 2, **SEQUENCE, "model": "hybrid", "recompute": "full", "micro_batch": 4, **CLIPPED},
+    {"cp": 2, "tp": 2, "model": "falcon", "recompute": "selective", "micro_batch": 4},
+    {"cp": 2, "pp": 2, "schedule": "zb-v", "model": "hybrid"},
+    {"cp": 2, "pp": 2, "schedule": "interleaved", "zero": 3, "model": "falcon"},
+    {"cp": 2, "dp": 2, "ep": 4, "zero": 2, "model": "hybrid experts"},
+    {"cp": 2, **SLICED, "model": "mixers and experts", "cp_method": "ulysses", **CLIPPED},
+    {"cp": 2, "dp": 2, "zero": 2, "model": "hybrid", **ROUNDED},
+    {"cp": 2, "dp": 2, "zero": 1, **AWAY, "offload_activations": 1, "model": "hybrid"},
+    {"cp": 4, "zero": 3, "model": "falcon", "micro_batch": 4, "then": {"cp": 4, "zero": 3, "micro_batch": 4}},
+    {"cp": 2, "dp": 2, "zero": 1, "model": "hybrid", "then": {"tp": 2, "pp": 2}},
 ]  # fmt: skip
 BESIDE_EXPERTS = [
     {"dp": 4, "ep": 4, "model": "hybrid experts", **CLIPPED},
@@ -399,6 +419,19 @@ def test_state_space_layers_split_by_heads_train_like_one_process(run_matrix):
     """Groups of heads on each rank, of sequences that are whole or divided between the layers, clipped or not."""
     cases = [{"tp": 2, "model": "hybrid"}, {**SEQUENCE, "recompute": "full", "model": "hybrid", **CLIPPED}]
     assert_equal(run_matrix(prepared({"micro_batch": 4, **case} for case in cases), 2))
+
+
+@pytest.mark.slow
+def test_state_space_layers_exchange_tokens_for_heads_like_one_process(run_matrix):
+    """Beside rings, gathered keys and heads of attention, with norms by groups and with gates alone."""
+    assert_equal(run_matrix(prepared(SHARED_STATES), 2))
+
+
+@pytest.mark.slow
+@in_parts(2)
+def test_state_space_layers_exchange_heads_beside_everything_else(run_matrix, part):
+    """With tensor, pipeline and expert parallelism, sharded, recomputed, offloaded, and resumed to the last bit."""
+    assert_equal(run_matrix(prepared(WIDE_SHARED_STATES[part]), 4))
 
 
 @pytest.mark.slow

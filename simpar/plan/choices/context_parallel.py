@@ -25,7 +25,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.section import Section
 from simpar.stacks.stack import Stack
-from simpar.units import Count, Flags
+from simpar.units import Count, Counts, Flags
 
 LEAST_PIECE = 2048
 """A rank's piece of a sequence is shorter than this many tokens only if the sequence is halved once."""
@@ -83,16 +83,28 @@ def all_context_degrees(problem: Question) -> list[int]:
     return [] if problem.graph.has_state else divisors(problem.training.seq_len)
 
 
+def shares_states(cp: Counts, heads: Counts, groups: Counts) -> Flags:
+    """Whether context ranks can share the heads of state-space layers that a tensor-parallel rank has, in ``groups``.
+
+    Each takes as many heads, and whole groups of them or heads of one group [Megatron-LM,
+    core/ssm/mamba_context_parallel.py].
+    """
+    cp, groups = np.asarray(cp), np.maximum(groups, 1)
+    return np.asarray((heads % cp == 0) & ((groups % cp == 0) | (cp % groups == 0)))
+
+
 def context_fits(rows: Columns) -> Flags:
     """Rows whose sequence divides into the chunks of every rank, and heads of state-space layers among them."""
     graph = rows.problem.graph
     if graph.has_state and not graph.exchanges_heads:
         return np.asarray(rows["cp"] == 1)
-    heads = np.asarray(graph.dims["mamba_heads"] // rows["tp"] if graph.has_state else rows["cp"])
+    divides = np.asarray(True)
+    if graph.has_state:
+        divides = shares_states(rows["cp"], *(graph.dims[of] // rows["tp"] for of in ("mamba_heads", "mamba_groups")))
     problem, choice = rows.problem, rows.problem.base.context_parallel
     seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
     chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
-    divides = (seq % (rows["cp"] * chunks) == 0) & (heads % rows["cp"] == 0)
+    divides = divides & (seq % (rows["cp"] * chunks) == 0)
     return np.asarray((rows["cp"] == 1) | divides)
 
 

@@ -56,9 +56,14 @@ def test_hybrids_with_attention_answer_under_every_plan(plan):
     assert result.communication["cp"].busy_s > 0
 
 
+PARTED = {"model_type": "nemotron_h", **DECLARED["nemotron_h"].tiny, "mamba_num_heads": 12, "n_groups": 6}
+"""Two heads in each of six groups."""
+
+
 @pytest.mark.parametrize(
     ("model", "plan", "said"),
     [
+        (read(PARTED, "parted"), {"cp": 4}, "12 heads of .* on a rank, in 6 groups; allowed: 1, 2, 3, 6, 12$"),
         ("mamba2-2.7b", {"cp": 4, "ulysses": 2}, "whose heads all of cp = 4 exchange; allowed: 1, 4"),
         ("mamba2-2.7b", {"cp": 32}, "plan.cp = 32: does not divide the 80 heads of state-space layers on a rank"),
         ("qwen3-next-80b-a3b", {"cp": 2}, "carries states along the sequence; allowed: 1"),
