@@ -287,7 +287,13 @@ CHOICES = in_section(
         synonyms=("zero_stage",),
         flag=Flag(int, "ZeRO stage: 0, 1, 2 or 3"),
         reopens=("kind", "reshard_after_forward", "offload_gradients"),
-        axis=Axis(STATES | {OPS, TRAFFIC}, lambda _: ZERO_STAGES, _zero_fits, after="vpp"),
+        axis=Axis(
+            STATES | {OPS, TRAFFIC},
+            lambda _: ZERO_STAGES,
+            _zero_fits,
+            after="vpp",
+            omits="ZeRO stages above 0 where no rank shares its parameters (single ranks of FSDP gather all the same)",
+        ),
         moves=Moves(
             _other_stages,
             around=ZERO_STAGES,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from simpar.dataclass import dataclass
 from simpar.planner.answer.baselines import AlternativesSearch, front, naive_choices
+from simpar.planner.answer.beats import is_beat
 from simpar.planner.answer.kinds import cost_kinds
 from simpar.planner.answer.margin import Margin
 from simpar.planner.answer.ranking import LayoutRanking
@@ -15,6 +16,7 @@ from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import SimulatedPlan, reports
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.result import GAINS_BY_MEETING
 from simpar.report.result import Result
 
 MOST_COMPARED = 500
@@ -80,7 +82,19 @@ class Beside:
         return reports(plans, progress.workers)
 
     def choose(self, results: Sequence[Result]) -> RankedResults:
-        """The choice among results, with probabilities over all layouts that may be as good.
+        """The choice among results, which says of each that gains by meetings alone that it does (:func:`is_beat`)."""
+        choice = self._choice(results)
+        if self.ranking is None or self.search.progress.interrupted:
+            return choice
+        beats = list[Result]()
+        with self.search.progress.stoppable():
+            rows = [self.row, *self.ranking.rows]
+            beats += [one for one, row in zip(results, rows, strict=False) if is_beat(self.frontier, row)]
+        marks = [{GAINS_BY_MEETING: True} if any(one is each for each in beats) else {} for one in choice.results]
+        return replace(choice, figures=tuple(each | mark for each, mark in zip(choice.figures, marks, strict=True)))
+
+    def _choice(self, results: Sequence[Result]) -> RankedResults:
+        """The choice, with probabilities over all layouts that may be as good.
 
         Such layouts are simulated as far as the effort reaches. Others count at their bounds, times the median ratio of
         steps to bounds of the rows simulated here.

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
+from simpar.neighbours import BY_MEETING
 from simpar.plan.plan import Plan, Searched
 from simpar.plan.torch_roles import refuse_roles
 from simpar.plan.uniform_stages import as_uniform
@@ -13,7 +14,7 @@ from simpar.planner.answer.ties import RankedResults, rank_results
 from simpar.planner.certify.scope import not_portable
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.progress import SearchProgress
-from simpar.planner.result import Candidate, Counts, SearchResult
+from simpar.planner.result import GAINS_BY_MEETING, Candidate, Counts, SearchResult
 from simpar.report.result import Result
 from simpar.scenario import to_cluster_section, to_perturbation_section
 from simpar.units import format_seconds
@@ -84,7 +85,8 @@ def _candidate(
     }
     ran_s = figures.get("measured_step_time_s")
     measured = () if ran_s is None else (f"measured: {format_seconds(float(ran_s))}",)
-    why = (*measured, *why, *_takers(plan, problem.graph))
+    meets = (f"over less recomputation it {BY_MEETING}",) if standing.get(GAINS_BY_MEETING) else ()
+    why = (*measured, *why, *meets, *_takers(plan, problem.graph))
     return Candidate(rank, plan, **_predicted(result), figures=figures, why=why)
 
 

@@ -52,9 +52,14 @@ class LayoutRanking:
         """Rows of all layouts but the winner's."""
         return np.flatnonzero(self.layout != self.layout[self.winner])
 
+    @property
+    def rows(self) -> list[int]:
+        """The row of the best simulated variant of every other layout that fits, best first."""
+        return [row for _, row in sorted(self._best.values())]
+
     def ranked(self) -> list[SimulatedPlan]:
         """The best simulated variant of every other layout that fits, best first."""
-        return [self.frontier.simulated[row] for _, row in sorted(self._best.values())]
+        return [self.frontier.simulated[row] for row in self.rows]
 
     def find(self, count: int) -> None:
         """Simulate until the best ``count`` layouts are certain, or until the effort has been spent.

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.hardware.part import nodes_words
+from simpar.neighbours import BY_MEETING
 from simpar.plan import flat
 from simpar.plan.choices import OPTIONAL_AXES, SECTION_OF
 from simpar.plan.mesh import AXES
 from simpar.planner.certify.scope import default_axis_values, list_values
 from simpar.planner.problem import BY_REGRET
-from simpar.planner.result import Candidate, SearchResult
+from simpar.planner.result import GAINS_BY_MEETING, Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.explain import where_time_goes
@@ -220,6 +221,9 @@ def ties(result: SearchResult) -> Iterator[str]:
         hidden = f" (--top {tied} shows them)" if tied > len(result.candidates) else ""
         which = f"1 {'to' if tied > 2 else 'and'} {tied}"
         yield f"{which} cannot be told apart{hidden}: predictions err by more than they differ"
+    if beats := [str(one.rank) for one in result.candidates if one.figures.get(GAINS_BY_MEETING)]:
+        which = f"{', '.join(beats[:-1])} and {beats[-1]} gain" if beats[1:] else f"{beats[0]} gains"
+        yield f"over less recomputation, {which}{BY_MEETING.removeprefix('gains')}"
     if count := tie.get("not_simulated"):
         limit = format_seconds(tie["limit_s"])
         more = "1 plan that was" if count == 1 else f"up to {count:,} plans that were"

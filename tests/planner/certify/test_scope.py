@@ -56,6 +56,7 @@ def test_what_rules_keep_out_is_in_no_row():
     """Every sentence is true of the rows of a space with all axes."""
     rows = enumerate_space(dense())
     kept_out = {
+        "zero": (rows["zero"] > 0) & (rows["width"] == 1) & (rows["copies"] == 1),
         "vpp": (rows["vpp"] > 4) & (8 % rows["stages"] != 0) & (10 % rows["stages"] != 0),
         "hsdp": (rows["hsdp"] > 1) & ((rows["zero"] < 3) | (rows["hsdp"] == rows["width"])),
         "overlap_grad_reduce": ~rows["overlap_grad_reduce"] & (rows["zero"] >= 2),
