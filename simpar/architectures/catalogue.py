@@ -145,10 +145,11 @@ def find_model(text: str) -> str | None:
     whole = _plain(text.rpartition("/")[2].lower().replace("config", ""))
     shipped = {_plain(name): name for name in reversed(list_shipped())}
     for asked in (whole, *_shorter(whole.removeprefix("meta"))):
-        if asked in shipped:
-            return shipped[asked]
+        # first what people mean: TinyLlama is not the toy of that name
         if (other := next((name for name, said in _names().items() if asked in said), None)) is not None:
             return other
+        if asked in shipped:
+            return shipped[asked]
     return None
 
 

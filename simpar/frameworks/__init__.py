@@ -37,9 +37,9 @@ from simpar.stacks.stack import Stack, load_stack
 
 OPEN = (
     "alike", "bridge_launch", "deepspeed_states", "framework", "match", "megatron_log", "nanogpt_read", "nearest",
-    "open_axes", "overrides", "reader", "recipes", "rollout_side", "schedulers", "shell", "shell_calls", "shell_gaps",
-    "shell_output", "shell_shared", "shell_untold", "shell_words", "slurm", "source", "subject", "target", "unread",
-    "words",
+    "open_axes", "overrides", "reader", "recipes", "rollout_side", "schedulers", "script_code", "shell", "shell_calls",
+    "shell_gaps", "shell_output", "shell_shared", "shell_untold", "shell_words", "slurm", "source", "subject", "target",
+    "unread", "words",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 
@@ -108,6 +108,7 @@ READERS = {
     "unsloth": "trainer_readers:UNSLOTH_READER",
     "trl": "trainer_readers:TRL_READER",
     "transformers": "trainer_readers:TRANSFORMERS_READER",
+    "script": "script_read:READER",
     "accelerate": "accelerate_read:READER",
     "deepspeed": "deepspeed_read:READER",
     "megatron": "megatron_read:READER",

@@ -151,6 +151,7 @@ READER = Reader(
             "use_gated_attention": "a gate of attention's output: time and memory",
             "post_*_layernorm": "norms behind attention and MLP: time and memory",
             "sglang_mem_fraction_static": ROLLOUT,
+            "custom_generate_function_path": "turns of its own, whose texts no option bounds: time and memory",
             "log_probs_chunk_size": "log-probabilities in pieces: memory of logits",
             "recompute_loss_function": "the loss is computed twice: memory and time",
             "use_opd": "a teacher: its weights and passes",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from simpar import files
@@ -21,6 +21,7 @@ from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
+from simpar.frameworks.script_code import has_trainer
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
@@ -48,7 +49,14 @@ LOG = "megatron-log"
 """The reader of lists of arguments in logs."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
-SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
+SYNTAX: dict[str, str | None] = {
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".py": None,
+    ".ipynb": None,
+}
 """The syntax of files by suffix; all others are shell."""
 TITAN_SECTIONS = {"parallelism", "training", "job"}
 """Sections of a TOML of torchtitan, of which each has one."""
@@ -381,11 +389,15 @@ def _of_toml(text: str, source: str) -> str:
 
 def _target_of(text: str, source: str, suffix: str) -> str:
     """The framework whose config a file is, by its content. Raises UserError."""
+    if suffix == ".ipynb":
+        return "script"
     if suffix in (".py", ".toml") and (unread := unread_text(text)):
         raise _refusal(source, f"a file of {unread}, which is not read")
     if suffix == ".py":
         if is_config_of_nanogpt(text):
             return "nanogpt"
+        if ":" not in PurePath(source).name and has_trainer(text):
+            return "script"
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":
         return _of_toml(text, source)

@@ -36,7 +36,7 @@ TARGETS = {
     "lingua": ("lingua", "llama.yaml"), "autotrain": ("autotrain", "config.yml"),
     "picotron": ("picotron", "config.json"), "olmo": ("olmo", "OLMo.yaml"),
     "nemo-rl": ("nemo-rl", "grpo.yaml"), "oumi": ("oumi", "train.yaml"), "veomni": ("veomni", "train.yaml"),
-    "arctic-training": ("arctic-training", "run.yml"),
+    "arctic-training": ("arctic-training", "run.yml"), "script": ("script", "train.py"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -142,6 +142,17 @@ def maxtext(facts):
     return " ".join(["python3 -m maxtext.trainers.pre_train.train configs/base.yml", *words])
 
 
+def script(facts):
+    """A script in Python: calls with their keywords, of which some are names that it assigns before."""
+    calls, lines = {}, ["from unsloth import FastLanguageModel"]
+    for number, (name, value) in enumerate(facts.items()):
+        call, _, key = name.rpartition(".")
+        if number % 3 == 0:
+            lines.append(f"value_{number} = {value!r}")
+        calls.setdefault(call, []).append(f"{key}={f'value_{number}' if number % 3 == 0 else repr(value)}")
+    return "\n".join([*lines, *(f"made = {call}({', '.join(told)})" for call, told in calls.items())]) + "\n"
+
+
 def primus(facts):
     """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
     overrides = {key: value for key, value in facts.items() if key not in ("model", "framework")}
@@ -159,7 +170,7 @@ WRITERS = {
     "swift": lambda facts: swift(facts, "swift"),
     "primus": primus, "verl": verl, "slime": started("python3 train.py"),
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
-    "maxtext": maxtext,
+    "maxtext": maxtext, "script": script,
     **dict.fromkeys(
         ("oumi", "veomni", "arctic-training",
          "nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry", "lingua", "olmo", "autotrain", "picotron"),

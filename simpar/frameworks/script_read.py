@@ -1,0 +1,90 @@
+"""Scripts and notebooks that write the arguments of Hugging Face's trainers in their code, and commands of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simpar.errors import UserError
+from simpar.frameworks.overrides import text_beside
+from simpar.frameworks.reader import Reader, why_refused
+from simpar.frameworks.script_code import OTHERS, CodeArguments, arguments_of_code, code_of_notebook, has_trainer
+from simpar.frameworks.target import Imported
+from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
+from simpar.frameworks.trainer_read import Habits, plan_of
+from simpar.frameworks.trainer_readers import SFT, TRANSFORMERS, UNSLOTH
+from simpar.frameworks.trainer_words import WORDS
+from simpar.frameworks.words import ReadWords, WordTable
+
+DECIDES = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "model_name_or_path", "max_length", "max_seq_length",
+    "lora_r", "r", "load_in_4bit", "load_in_8bit", "gradient_checkpointing", "use_gradient_checkpointing", "packing",
+    "lora_target_modules", "target_modules", "optim", "torch_dtype", "dtype",
+)  # fmt: skip
+"""Arguments without which there is no plan."""
+NOTEBOOK = ".ipynb"
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a script's code, in a notebook's, or in a command that starts such a script. Raises UserError."""
+    if name.endswith((".py", NOTEBOOK)):
+        return _plan(text, name, None)
+    command = next((each for each in commands_of(text, name) if _code(each, name) is not None), None)
+    code = None if command is None else _code(command, name)
+    if command is None or code is None:
+        raise UserError(
+            f"{name}: no command of a script that calls a trainer with its arguments, such as SFTConfig(...)"
+        )
+    return _plan(code[1], code[0], command)
+
+
+def _code(command: TrainerCommand, source: str) -> tuple[str, str] | None:
+    """(Path, text) of the script of a command that is here and calls a trainer."""
+    beside = text_beside(command.script, source) if command.script.endswith(".py") else None
+    return beside if beside is not None and has_trainer(beside[1]) else None
+
+
+def _plan(text: str, name: str, command: TrainerCommand | None) -> Imported:
+    code = arguments_of_code(code_of_notebook(text, name) if name.endswith(NOTEBOOK) else text, name)
+    if OTHERS.match(code.trainer):
+        kind = code.trainer.removesuffix("Trainer").removesuffix("Config")
+        raise UserError(f"{name}: {code.trainer}: {why_refused(kind.lower())}; allowed: SFTTrainer, Trainer")
+    if missing := next((key for key in DECIDES if key in code.untold), None):
+        raise UserError(
+            f"{name}:{code.lines[missing]}: {missing} = {code.untold[missing]}: only running tells; allowed: a value "
+            "that the code writes out"
+        )
+    flags = {} if command is None else dict(command.flags)
+    given = TrainerArguments({**code.values, **flags}, name, None if command is None else command.written)
+    result = plan_of(given, _habits(given, code), command)
+    words = ReadWords((), {key: text for key, text in code.untold.items() if key not in flags})
+    return replace(result, words=result.words + words, written_as="")
+
+
+def _habits(given: TrainerArguments, code: CodeArguments) -> Habits:
+    """What the trainer of a script does where its code says nothing."""
+    if code.of_unsloth:
+        if not given.on("full_finetuning"):
+            given.suppose(r=UNSLOTH.adapters.rank)
+        if not given.on("full_finetuning", "load_in_8bit", "load_in_16bit", "load_in_fp8"):
+            given.suppose(load_in_4bit=True)  # of from_pretrained
+        given.suppose(use_gradient_checkpointing="unsloth")
+        return UNSLOTH
+    return SFT if code.trainer == "SFTTrainer" else TRANSFORMERS
+
+
+def _starts(words: Sequence[str]) -> bool:
+    command = split_command(words) if words else None
+    return command is not None and _code(command, "") is not None
+
+
+READER = Reader(
+    name="script",
+    description="Scripts and notebooks with arguments of Hugging Face's trainers in their code (TRL, PEFT, Unsloth)",
+    read=read,
+    starts=_starts,
+    words=WORDS | WordTable(
+        idle=("use_exact_model_name", "finetune_*_layers", "finetune_*_modules", "train_on_*", "dataset_text_field",
+              "assistant_only_loss", "max_steps", "report_to", "device_map", "padding_side", "disable_log_stats"),
+        deciding={"target_modules": WORDS.deciding["lora_target_modules"],
+                  "finetune_vision_layers": "adapters of an encoder of images: memory and time"},
+    ),
+)  # fmt: skip
