@@ -111,7 +111,7 @@ def load(path: Path | str, *, finite: bool = True) -> Document:
 def read_text(path: Path | str, most: int | None = None) -> str:
     """The text of a user's file: UTF-8, at most ``most`` bytes (default: the limit of configs). Raises UserError."""
     path = Path(path)
-    is_json = path.suffix == ".json"
+    is_json = path.suffix in (".json", ".ipynb")
     hint = f"; as .json up to {MAX_BYTES // MIB} MiB" if most is None and not is_json else ""
     most = most or (MAX_BYTES if is_json else MAX_YAML_BYTES)
     try:

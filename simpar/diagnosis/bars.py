@@ -39,6 +39,8 @@ _LINE = re.compile(
     r"Progress on:train (?P<done>\d+(?:\.\d+)?)(?P<k>k?)it/(?P<total>[\d.]+k?)it "
     r"rate:(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
 )
+DIGITS = 2
+"""A rate of fewer digits (0.01it/s) may be half or twice as large: the clock of the bar tells more."""
 BATCHES = "Lightning counts batches: a step that accumulates N of them takes N times as long as is said here."
 JUMPED = 3.0
 """A bar has jumped where its steps would have taken this many times longer than it runs: it began in mid-run."""
@@ -83,7 +85,10 @@ def _after_speakers(line: str) -> int:
 
 
 def _figure(match: re.Match[str]) -> Figures:
-    rate = float(match["rate"])
+    rate, told = float(match["rate"]), match.groupdict()
+    is_coarse = len(match["rate"].replace(".", "").lstrip("0")) < DIGITS and match["unit"] == "it/s" and rate < 1
+    if is_coarse and told.get("elapsed") and int(told["done"]) and (elapsed := _seconds(str(told["elapsed"]))):
+        return {STEP_TIME: elapsed / int(told["done"])}
     return {STEP_TIME if match["unit"] == "s/it" else RATE: rate} if rate else {}
 
 

@@ -135,8 +135,8 @@ FORMATS = (
     ),
     _format("nanoGPT", "loss ", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
     _format(
-        "ms-swift", "global_step/max_steps|'iteration': '",
-        r"""(?:global_step/max_steps\]?|iteration)['"]: ['"](\d+)/\d+""",
+        "ms-swift", "global_step/max_steps|'iteration': '|train_speed",
+        r"""(?:(?:global_step/max_steps\]?|iteration)['"]: ['"](?=\d+/\d)|train_speed\(.*['"]global_step['"]: )(\d+)""",
         mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{NUMBER}""", 1.0),
         mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{NUMBER}""", 1.0),
     ),

@@ -250,7 +250,7 @@ def _optimizer(given: TrainerArguments) -> dict[str, Any]:
     name = str(given.one("optim", "optimizer") or ADAM[None]).lower().removeprefix("optimizernames.").split(".")[-1]
     name = "muon" if str(given.get("use_muon")).lower() == "true" else name  # LLaMA-Factory's
     ours = OPTIMIZER_OF.get(name)
-    if ours is None:
+    if ours is None or (ours == "galore" and "rank" in str(given.told("optim_args") or "")):  # its own is modelled
         given.leave("optim", "optimizer")
     return {"optimizer": ours or DEFAULT_OPTIMIZER, "optimizer_kernels": "fused" if name in FUSED_UPDATES else None}
 

@@ -171,3 +171,11 @@ def test_clocks_in_whole_seconds(tmp_path, step_s):
     found = read_metrics(path)
     assert found.framework == "LLaMA-Factory"
     assert found.figures["step_time_s"] == pytest.approx(step_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("shown", "step_s"), [("0.01it/s", 128.0), ("0.05it/s", 128.0), ("0.12it/s", 1 / 0.12)])
+def test_rates_of_one_digit(tmp_path, shown, step_s):
+    """Lightning rounds slow rates to hundredths: 0.01it/s is anything from 67 to 200 s, and the clock is taken."""
+    path = tmp_path / "train.log"
+    path.write_text(f"Epoch 0:   3%|#    | 8/260 [17:04<8:57:59,  {shown}, v_num=2]\n")
+    assert read_log(path).figures == {"step_time_s": pytest.approx(step_s)}

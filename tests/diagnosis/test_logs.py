@@ -286,6 +286,16 @@ def test_speed_of_swift_is_a_mean_since_the_start(tmp_path):
     assert found.figures == pytest.approx({"step_time_s": 2.0, "reserved_bytes": 2.5 * GIB}, rel=1e-3)
 
 
+def test_early_records_of_swift(tmp_path):
+    """They end with the step, which the speed stands before: 10 s to step 5 and 30 s to step 10 are 4 s a step."""
+    line = "{{'loss': 1.8, 'memory(GiB)': 2.5, 'train_speed(iter/s)': {speed}, 'epoch': 0.1, 'global_step': {i}}}"
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(line.format(i=i, speed=i / at) for i, at in ((1, 2), (5, 10), (10, 30))))
+    found = read_log(path)
+    assert (found.framework, found.figures["reserved_bytes"]) == ("ms-swift", 2.5 * GIB)
+    assert found.figures["step_time_s"] == pytest.approx(4.0, rel=1e-3)
+
+
 def test_the_trainers_summary(tmp_path):
     """Where bars went elsewhere, the time of the run over its steps; batch and samples as it prints them."""
     path = tmp_path / "train.log"
