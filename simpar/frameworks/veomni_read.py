@@ -292,7 +292,6 @@ WORDS = WordTable(
         "train.optimizer.muon_head_group_size": "products of the update: time",
         "train.enable_batch_invariant_mode": "kernels: time",
         "train.chunk_mbs_config.enable": "pieces of a micro-batch: memory and time",
-        f"{FSDP}reshard_after_backward": "whether shards stay gathered behind the backward: memory",
         f"{FSDP}mixed_precision.output_dtype": "the dtype of logits: memory",
         f"{ACCELERATOR}enable_async": "when the parts of sequences meet: time between devices",
         f"{ACCELERATOR}ep_outside": "on which ranks experts are: time between devices",
@@ -301,6 +300,7 @@ WORDS = WordTable(
         "model.lora_config.lora_modules": "adapters of other matrices than a layer's projections: memory",
         "model.lora_config.target_parameters": "which matrices have adapters: memory and time",
     },
+    off={f"{FSDP}reshard_after_backward": "parameters stay gathered between microbatches: memory and time"},
 )  # fmt: skip
 
 READER = Reader(

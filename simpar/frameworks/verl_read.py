@@ -110,6 +110,7 @@ def _policy(given: Options, config: str, trainer: str) -> Imported:
         "micro_batch": micro,
         "training": {"seq_len": longest, "global_batch": batch},
         **({} if is_core else _modelled(given, MODEL, micro * longest // cp)),
+        **({"overlap_grad_reduce": False} if not is_core and _waits(given) and batch // dp > micro else {}),
     }
     _weigh_others(given, has_adapters=engine.plan.tuning.is_used or "lora_rank" in values)
     assumed = (open_lengths(longest, fill if by_tokens else None),) if packs else ()
@@ -128,6 +129,11 @@ def _strategy(given: Options, config: str) -> str:
     if strategy not in STRATEGIES:
         raise UserError(f"{given.source}: {ACTOR}strategy = {strategy}: allowed: {', '.join(STRATEGIES)}")
     return strategy
+
+
+def _waits(given: Options) -> bool:
+    """Whether whole gradients of the actor wait for the last microbatch."""
+    return True in {given.get(f"{section}{NO_SYNC}") for section in (ACTOR, f"{ACTOR}fsdp_config.")}
 
 
 def _fixed(given: Options, dp: int) -> int:
@@ -273,13 +279,14 @@ def _owns(data: Mapping[str, Any]) -> bool:
     )
 
 
+NO_SYNC = "use_no_sync_for_gradient_accumulation"
 _ENGINES = (f"{ACTOR}megatron", "engine")
 _OVERRIDES = tuple(f"{each}.override_*_config" for each in _ENGINES)
 IDLE = (
     "defaults", "hydra.*", "data.*", "algorithm.*", "trainer.*", "critic.*", "reward*", "custom_reward_function*",
     "ray_*", "global_profiler.*", "transfer_queue.*", "env.*", "checkpoint.*", "profiler.*", "optim.*", "env_*",
     "skip.*", "distillation.*", "*.turbo_config.*", "*.qat.*", f"{ACTOR}use_remove_padding", "*.pad_to_length_bucket",
-    "*.use_no_sync_for_gradient_accumulation", "*.tiled_mlp.num_shards", "_target_", "*._target_", "model_engine",
+    "*.tiled_mlp.num_shards", "_target_", "*._target_", "model_engine",
     "engine", "optim", "rollout.*", "async_training.*", "*.use_shm",
     f"{ROOT}rollout.*", f"{ROOT}ref.*", f"{ROOT}hybrid_engine", f"{ROOT}nccl_timeout", f"{ACTOR}optim.*",
     f"{ACTOR}*kl_*", f"{ACTOR}clip_*", f"{ACTOR}entropy*", f"{ACTOR}loss_*", f"{ACTOR}policy_loss*",
@@ -326,6 +333,7 @@ READER = Reader(
             "*.tiled_mlp.enabled": "the MLP in pieces: memory",
             "*.mtp.enable": "layers that predict further tokens: time and memory",
             "*.mtp.enable_train": "layers that predict further tokens: time and memory",
+            f"*.{NO_SYNC}": "whole gradients until the update: memory, and when they are sent",
             "*.forward_prefetch": "when parameters are gathered: time and memory",
             "*.wrap_policy.min_num_params": "how many layers are gathered at a time: memory",
             "*.enable_gradient_checkpointing": "what is recomputed: memory and time",

@@ -93,3 +93,12 @@ def test_a_command_with_flags_over_its_config(tmp_path, monkeypatch):
     for start in ("torchrun --nproc-per-node 8", "NPROC_PER_NODE=8 bash train.sh"):
         found = given_text(f"{start} tasks/train_text.py qwen3.yaml --train.micro_batch_size 4\n", "job.sh")
         assert (found.text.target, found.found.plan.micro_batch, found.launch.per_node) == ("veomni", 4, 8)
+
+
+@pytest.mark.parametrize(("value", "decides"), [(True, False), (False, True)])
+def test_parameters_that_stay_between_microbatches(value, decides):
+    """``reshard_after_backward`` is on by default: off, it decides."""
+    word = f"{ACCELERATOR}fsdp_config.reshard_after_backward"
+    found = read(yaml.safe_dump(nest_names({**BASE, word: value})), "train.yaml", "veomni")
+    account = load_reader("veomni").words.sort(found.words.used, found.words.unread)
+    assert (word in account.deciding) is decides
