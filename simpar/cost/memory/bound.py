@@ -66,6 +66,11 @@ class Flight:
         arrays = (getattr(self, each.name) for each in fields(self)[1:])
         return Flight(self.kinds, *(array[..., which] for array in arrays))
 
+    def beside(self, other: Flight) -> Flight:
+        """These layouts, and behind them those of another flight of the same model."""
+        arrays = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self)[1:])
+        return Flight(self.kinds, *(np.concatenate(pair, axis=-1) for pair in arrays))
+
 
 def _in_flight(
     pipe: tuple[str, int, int], rank: int, microbatches: Ints, layers: tuple[Ints, Ints, Ints], table: Schedule | None

@@ -143,7 +143,7 @@ def parameter_terms(
     for part in parts[2:]:
         copied = copied + np.where(gathers, part.elements + part.shard, 0)
     bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
-    rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
+    rows = gathered_rows_bytes(layout, residual_bytes)
     # FSDP adds up what it reduces once a step in the dtype of that reduction [torch, fsdp/_fully_shard/_fsdp_param.py,
     # to_accumulated_grad_if_needed]; shards take the place of the whole block by block
     at_last = once_a_step(layout, stack) | (fsdp & (zero >= 2) & reduces_late(layout, stack))
@@ -168,6 +168,17 @@ def parameter_terms(
     updated = np.where(zero >= 1, shard, num_parameters)
     update = update_term(layout, stack, shard=updated, largest=largest, gradients=kept)
     return *weights, *buffers, update, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
+
+
+def gathered_rows_bytes(layout: Layout, residual_bytes: Numbers) -> Numbers:
+    """Bytes of one buffer for the rows of a residual stream that tensor parallelism gathers."""
+    gathers = (np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool)
+    return np.where(gathers, residual_bytes, 0.0)
+
+
+def residual_bytes(dims: Dims, layout: Layout) -> Numbers:
+    """Bytes of the residual stream of one microbatch with all rows of a rank's context."""
+    return dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(layout)
 
 
 def weight_terms(
@@ -225,8 +236,7 @@ def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout,
     if stack.memory.whole_vocabulary and graph.has_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, layout)
-    residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(layout)
-    terms = parameter_terms(parts, layout, stack, residual_bytes=residual)
+    terms = parameter_terms(parts, layout, stack, residual_bytes=residual_bytes(dims, layout))
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(layout, stack), layout))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
     return StaticMemory((*terms, frozen, _casts(held, dims, layout, stack), placeholders))

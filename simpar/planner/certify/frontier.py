@@ -385,11 +385,12 @@ class Frontier:
 
     def at_least_as_large(self, row: int) -> Flags:
         """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
-        rows = self.rows
-        result = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
+        rows, alike = self.rows, np.ones(self.rows.count, dtype=bool)
         for name in names_that_decide(OPS):
-            result &= rows.code[name] == rows.code[name][row]
-        return result
+            alike &= rows.code[name] == rows.code[name][row]
+        few = np.flatnonzero(alike)
+        alike[few] = rows.at("microbatches", few) >= rows.at("microbatches", row)
+        return alike
 
     def close(self, row: int) -> None:
         """Mark a row as done: it was simulated, or never will be, and its bound no longer counts."""

@@ -9,7 +9,8 @@ states by layout, microbatches in flight by pipeline, tensor sizes by shape.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, OPTIMAL, by_layer, joint_mode
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
-from simpar.cost.memory.bound import ParameterBytes, Place, flights, held_blocks, least_moving_bytes
+from simpar.cost.memory.bound import Flight, ParameterBytes, Place, flights, held_blocks, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import held_memory
+from simpar.cost.memory.static import gathered_rows_bytes, held_memory, residual_bytes
 from simpar.cost.memory.widths import once_a_step
 from simpar.dataclass import dataclass
 from simpar.layout.decider import fill_open_choices
@@ -48,7 +49,7 @@ COLUMNS = ("dp", *(name for name in names_that_decide(MEMORY) if BY_NAME[name].i
 SHAPED = tuple(name for name in (*COLUMNS, "etp") if name in names_that_decide(BLOCKS))
 """Columns that tensor sizes depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
-"""Columns on which states depend only through buffers for gathered rows."""
+"""Columns on which states depend only through buffers for gathered rows, which are added to them."""
 ALIKE = ("recompute", *(axis.name for axis in OPTIONAL_AXES if MEMORY in axis.decides))
 """Axes that have a single value in one call of the bound, as does the kind of data parallelism."""
 FIRST, LAST = 0, 1.0
@@ -105,7 +106,7 @@ def needs(rows: Rows) -> Need:
     Rows with undecided recomputation need what the most frugal policy needs.
     """
     needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
-    predicted = needed.copy()
+    predicted, flying = needed.copy(), Flights(rows, _places(rows.problem.graph))
     for first in range(0, rows.count, ROW_BATCH):
         part = slice(first, first + ROW_BATCH)
         some, here = rows.subset(part), np.arange(first, min(first + ROW_BATCH, rows.count))
@@ -114,7 +115,7 @@ def needs(rows: Rows) -> Need:
             need = some.subset(mine)
             if policy is not None:
                 need.set("recompute", np.arange(need.count), policy)
-            (most, least), rank = _most(need)
+            (most, least), rank = _most(need, flying)
             better = most < needed[here[mine]]
             needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]
             predicted[here[mine]] = np.minimum(predicted[here[mine]], least)
@@ -125,7 +126,7 @@ def bytes_with_table(rows: Rows, row: int, table: Schedule, problem: Problem | N
     """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
     one = rows.subset([row])
     one.problem = problem or rows.problem
-    parts = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
+    parts = _of_alike(one, np.zeros(1, dtype=np.int64), Flights(one, range(table.num_ranks), table))
     return float(Least(*parts).needed_bytes.max())
 
 
@@ -139,15 +140,14 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
             yield by_layer([(joint_mode(size), layers)]) if size > 1 else FULL, fits
 
 
-def _most(rows: Rows) -> tuple[Floats, Floats]:
+def _most(rows: Rows, flying: Flights) -> tuple[Floats, Floats]:
     """The need of the fullest pipeline rank of every row, and which rank it is.
 
     float64[2, rows], with the requested probability and as predicted, and float64[rows].
     """
-    places = _places(rows.problem.graph)
     most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
-        least_held = Least(*_of_alike(rows, which, places))
+        least_held = Least(*_of_alike(rows, which, flying))
         place = np.argmax(least_held.needed_bytes, axis=0), np.arange(len(which))
         most[:, which] = least_held.needed_bytes[place], least_held.predicted_bytes.max(axis=0)
         rank[which] = least_held.rank[place]
@@ -173,56 +173,92 @@ def find_fullest_rank(rows: Rows, row: int) -> dict[str, float]:
 
 def compute_least(rows: Rows, places: Sequence[Place]) -> Least:
     """The least that pipeline ranks at ``places`` hold."""
-    values = np.zeros((len(Least.__annotations__), len(places), rows.count))
+    values, flying = np.zeros((len(Least.__annotations__), len(places), rows.count)), Flights(rows, places)
     for which in _alike(rows) if rows.count else ():
-        for part, column in zip(values, _of_alike(rows, which, places), strict=True):
+        for part, column in zip(values, _of_alike(rows, which, flying), strict=True):
             part[:, which] = column
     return Least(*values)
 
 
-def _of_alike(rows: Rows, which: Ints, places: Sequence[Place], table: Schedule | None = None) -> tuple[Floats, ...]:
-    """The fields of :class:`Least` for pipeline ranks of rows that are alike.
+@dataclass
+class Flights:
+    """Flights of the pipelines of rows at some ranks (``places``), each made once for a way of recomputation.
 
     A single row may come with its ``table``; without it, the least over the tables of its schedule for any durations
     counts.
     """
+
+    rows: Rows
+    places: Sequence[Place]
+    table: Schedule | None = None
+    _known: dict[str, tuple[Ints, Flight]] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Schedules by their codes, as they are costed: of half a pipeline if it has two ends."""
+        return [HALF_SCHEDULES.get(str(name), str(name)) for name in self.rows.domain["schedule"]]
+
+    def of(self, recompute: str, pipes: tuple[Ints, ...]) -> Flight:
+        """Flights of some pipelines: codes of schedules, ranks, chunks and microbatches, each int64[n]."""
+        number, ranks, chunks, microbatches = pipes
+        code = ((number << 26 | microbatches) << 12 | chunks) << 20 | ranks
+        if recompute not in self._known:
+            self._known[recompute] = code, self._make(recompute, pipes)
+        codes, flight = self._known[recompute]
+        if (new := ~np.isin(code, codes)).any():
+            codes = np.append(codes, code[new])
+            flight = flight.beside(self._make(recompute, tuple(column[new] for column in pipes)))
+            self._known[recompute] = codes, flight
+        order = np.argsort(codes)
+        return flight.where(order[np.searchsorted(codes, code, sorter=order)])
+
+    def _make(self, recompute: str, pipes: tuple[Ints, ...]) -> Flight:
+        problem, (number, *sizes) = self.rows.problem, pipes
+        each = set(zip(*(column.tolist() for column in sizes[:2]), strict=True))
+        layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in each}
+        ranks, chunks, microbatches = sizes
+        schedules, sized = (self.names, number, self.table), (ranks, chunks, microbatches)
+        return flights(problem.graph, schedules, recompute, sized, layers, self.places)
+
+
+def _of_alike(rows: Rows, which: Ints, flying: Flights) -> tuple[Floats, ...]:
+    """The fields of :class:`Least` for pipeline ranks of rows that are alike."""
     problem, columns = rows.problem, _columns(rows, which)
     graph, template = problem.graph, _template(rows, int(which[0]))
     stack, training = stack_for_layout(problem.stack, template), problem.training
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
-    names = [HALF_SCHEDULES.get(str(name), str(name)) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
-    looped = np.isin(number, [at for at, name in enumerate(names) if not producer_of(name).v_shaped])
-    stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
+    looped = np.isin(number, [at for at, name in enumerate(flying.names) if not producer_of(name).v_shaped])
     pipe, pipe_of = factorize(number, columns["pp"], columns["vpp"], microbatches)
     shape, shape_of = factorize(*(columns[name] for name in SHAPED))
-    layout, layout_of = factorize(*(columns[name] for name in columns if name not in stream), looped)
-    layouts = _some(template, columns, layout)
+    layout, layout_of = factorize(*(columns[name] for name in columns if name not in ROWS_OF_STREAM), looped)
+    layouts = _some(template, columns | {"sequence_parallel": np.zeros(len(which), dtype=bool)}, layout)
     schemes = ParameterBytes.of(layouts, stack)
     _, scheme_of = factorize(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
     moving, moving_of = factorize(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])
-    dims, shaped = (dims_of(graph, _some(template, columns, one), training) for one in (layout, shape))
+    shapes = _some(template, columns, shape)
+    dims, shaped = (dims_of(graph, some, training) for some in (layouts, shapes))
     overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
     outside = np.asarray(overhead[layout_of], dtype=np.float64)
-    pipelines = (columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
-    chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
-    layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
-    flight = flights(graph, (names, number[pipe], table), template.recompute, pipelines, layers, places)
+    pipelines = (number[pipe], columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
+    flight = flying.of(template.recompute, pipelines)
     held = held_blocks(graph, flight.where(pipe_of[layout]))
     static = held_memory(graph, held, dims.tensor, layouts, stack)
+    buffers = gathered_rows_bytes(shapes, residual_bytes(shaped.tensor, shapes)) * stack.memory.gather_buffers
+    buffers = np.broadcast_to(np.floor(buffers), len(shape))[shape_of]
     resident, end = (
-        np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
+        np.broadcast_to(size, (len(flying.places), len(layout)))[:, layout_of] + buffers
         for size in (static.resident_bytes, static.end_bytes)
     )
-    flying, sizes = flight.where(pipe_of[moving]), shape_of[moving]
-    kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (template, stack), sizes)
+    moves, sizes = flight.where(pipe_of[moving]), shape_of[moving]
+    kept, workspace = least_moving_bytes(graph, moves, shaped, scheme, (template, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, end - resident - saved)
     errors = load_error_table().memory
     said = problem.base.experts.expert_imbalance  # also if loads are sampled
     asked = replace(template, expert_imbalance=said)
-    experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
+    experts = experts_risk_bytes(graph, moves, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
     alternates = microbatches > 1
     gaps = stack.memory.allocator.tight_gaps(alternates)

@@ -1,6 +1,7 @@
 """The uniform space as columns: every legal plan of the axis tables, each once, enumerated in numpy."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from simpar.planner.space.axes import (
     list_offered,
     rule_of,
 )
-from simpar.planner.space.portable import keep_expressible
-from simpar.planner.space.table import ROW_BATCH, Rows
+from simpar.planner.space.portable import UNCHECKED_AXES, keep_expressible
+from simpar.planner.space.table import Rows, factorize
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
@@ -48,14 +49,25 @@ def with_late_axes(rows: Rows) -> Rows:
 
 
 def late_count(rows: Rows) -> int:
-    """How many rows result from joining the late axes, counted one part at a time."""
-    count = 0
-    for part in np.array_split(np.arange(rows.count), rows.count // ROW_BATCH + 1):
-        try:
-            count += with_late_axes(rows.subset(part)).count
-        except Infeasible:  # none of these
-            continue
-    return count
+    """How many rows result from joining the late axes, counted once for rows alike in all that decides it.
+
+    What decides it are the columns that the rules of these axes read: they are joined to one row of each combination of
+    those that are known, until the rules read no others.
+    """
+    names: tuple[str, ...] = ()
+    while True:
+        first, which = factorize(rows.number(names))
+        some, read = rows.subset(first), set[str]()
+        some.read, some.code[ORIGIN] = read, np.arange(some.count, dtype=np.int32)
+        if rows.problem.target is not None:
+            read.update(set(rows.domain) - set(UNCHECKED_AXES))
+        with suppress(Infeasible):  # none of these
+            joined = keep_expressible(join_axes(some, LATE_AXES))
+            if read & set(rows.domain) <= set(names):
+                return int(np.bincount(which)[joined.code[ORIGIN]].sum())
+        if read & set(rows.domain) <= set(names):
+            return 0
+        names = tuple(name for name in rows.domain if name in read or name in names)
 
 
 def join_axes(rows: Rows, axes: Sequence[AnyAxis]) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ SPARSE = 16
 class Rows:
     """Rows of the space under construction: codes of every joined axis, and arrays of values on demand.
 
-    ``left_out`` are values of axes that an export target refused in all rows.
+    ``left_out`` are values of axes that an export target refused in all rows. If there is a set ``read``, it gets the
+    names of the columns that rules read.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -34,6 +35,7 @@ class Rows:
         self.code: dict[str, Codes] = {}
         self.count = 1
         self.left_out: dict[str, tuple[Any, ...]] = {}
+        self.read: set[str] | None = None
         self._known: dict[str, Any] = {}
 
     def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
@@ -43,12 +45,21 @@ class Rows:
             part = self if self.count <= step else self.subset(slice(first, first + step))
             part._multiply(name, tuple(domain))
             if keep is not None:
-                part.keep_only(keep(part))
+                part.keep_only(part._kept(keep))
             for known, column in part.code.items():
                 codes.setdefault(known, []).append(column)
         self.code = {known: np.concatenate(columns) for known, columns in codes.items()}
         self.domain[name], self.count = tuple(domain), len(self.code[name])
         self._known.clear()
+
+    def _kept(self, keep: Callable[[Rows], Mask]) -> Mask:
+        """What a rule keeps, which is noted as a reader of the columns that it reads."""
+        if self.read is None:
+            return keep(self)
+        plain = self.code
+        self.code = _Noted(plain, self.read)
+        mask, self.code = keep(self), plain
+        return mask
 
     def _multiply(self, name: str, domain: tuple[Any, ...]) -> None:
         self._known.clear()
@@ -100,8 +111,8 @@ class Rows:
     def subset(self, which: Any) -> Rows:
         """A copy with some of the rows."""
         result = Rows(self.problem)
-        result.domain, result.code, result.count = dict(self.domain), dict(self.code), self.count
-        result.left_out = dict(self.left_out)
+        result.domain, result.code, result.count = dict(self.domain), dict(self.code.items()), self.count
+        result.left_out, result.read = dict(self.left_out), self.read
         result.keep_only(which)
         return result
 
@@ -120,6 +131,27 @@ class Rows:
         """Rows whose value on an axis is one of ``values``."""
         wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
         return np.isin(self.code[name], wanted)
+
+
+class _Noted(dict[str, Codes]):
+    """Codes of which ``read`` gets the names that are read, all of them where all are looked at."""
+
+    def __init__(self, code: dict[str, Codes], read: set[str]) -> None:
+        super().__init__(code)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Codes:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def items(self) -> ItemsView[str, Codes]:
+        """All names and codes."""
+        self.read.update(self)
+        return super().items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The codes of an axis, if it is joined."""
+        return self[name] if name in self else default
 
 
 class _Taken(dict[str, Codes]):

@@ -7,14 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.plan.choices import BY_NAME
+from simpar.plan.choices.choice import MEMORY
 from simpar.planner import Constraints
 from simpar.planner.certify.exact import measure
 from simpar.planner.progress import SearchProgress
 from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.space.rows import ORIGIN, enumerate_space, fixed_values, in_order
+from simpar.planner.space.portable import of_its_framework
+from simpar.planner.space.rows import (
+    ORIGIN,
+    enumerate_space,
+    fixed_values,
+    in_order,
+    late_count,
+    memory_rows,
+    with_late_axes,
+)
 from simpar.planner.uniform import search_uniform
 from simpar.stacks.stack import load_stack
+from tests.gate import some
 
 VALUES = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "ep": (1,), "micro_batch": (1, 2, 4), "vpp": (1, 2, 3),
@@ -70,6 +82,14 @@ def test_no_row_stands_for_the_plan_of_another(axis, problem_of):
         tuple(repr(rows.domain[name][code]) for name, code in zip(rows.domain, row, strict=True)) for row in codes.T
     ]
     assert len(set(values)) == rows.count
+
+
+@pytest.mark.parametrize("axis", some(tuple(name for name in ALL_NAMES if MEMORY in BY_NAME[name].axis.decides), 3))
+@pytest.mark.parametrize("restricted", [lambda problem: problem, of_its_framework], ids=["any", "framework"])
+def test_late_rows_are_counted_without_being_made(axis, restricted, problem_of):
+    """As many as come of joining the late axes to all rows, whichever columns decide it."""
+    rows = memory_rows(restricted(problem_of(3, **{**SMALL, "zero": (0, 1, 3), "hsdp": (1, 2), axis: VALUES[axis]})))
+    assert late_count(rows) == with_late_axes(rows.subset(np.arange(rows.count))).count
 
 
 @given(st.permutations(["none", 2, 1, "b", "a", 1.5]), st.permutations(["b", 2]))
