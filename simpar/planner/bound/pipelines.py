@@ -7,6 +7,7 @@ from dataclasses import field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import DEGREES, PIPELINE
@@ -64,7 +65,8 @@ class Pipelines:
     prices: Prices
     index: Ints
     row: Ints
-    _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
+    _moved: dict[int, Ints] = field(default_factory=dict)
+    _sent: dict[tuple[int, bool], tuple[Ints, Floats]] = field(default_factory=dict)
     _shared: dict[tuple[int, int], Floats] = field(default_factory=dict)
     _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(default_factory=dict)
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -87,7 +89,23 @@ class Pipelines:
             self.__dict__.pop(name, None)
         self.row = np.append(self.row, rows[0])
         self.index[rows] = len(self.row) - 1
+        self._moved[len(self.row) - 1] = rows
         return len(self.row) - 1
+
+    def members(self, which: Ints) -> Ints:
+        """The rows that have some pipelines, ascending."""
+        rows, begins = self._placed
+        held = [rows[begins[at] : begins[at + 1]] for at in which[which < len(begins) - 1].tolist()]
+        if self._moved:
+            held += [self._moved[at] for at in which.tolist() if at in self._moved]
+        members = np.concatenate(held).astype(np.int64)
+        return unique(members[np.isin(self.index[members], which)]) if self._moved else np.sort(members)
+
+    @cached_property
+    def _placed(self) -> tuple[NDArray[np.int32], Ints]:
+        """Rows by pipeline, int32[rows], and where those of every pipeline begin, int64[pipelines + 1]; once."""
+        rows = np.argsort(self.index, kind="stable").astype(np.int32)
+        return rows, np.searchsorted(self.index[rows], np.arange(len(self.row) + 1))
 
     @cached_property
     def key(self) -> Ints:
@@ -234,21 +252,30 @@ class Pipelines:
 
     def hops(self, shape: PipelineShape, which: Ints) -> Hops:
         """Messages of pipelines of one shape."""
-        times = self._of_messages(shape, which, 0, (2, len(shape.pieces) - 1))
+        times = self._of_messages(shape, which, True, (2, len(shape.pieces) - 1))
         return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
 
     def drains_s(self, shape: PipelineShape, which: Ints) -> Floats:
         """Seconds that the messages of a microbatch occupy each rank's port and NIC, float64[n, ranks, links]."""
-        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.prices.own)))
+        return self._of_messages(shape, which, False, (shape.num_ranks, len(self.prices.own)))
 
-    def _of_messages(self, shape: PipelineShape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
-        """A part of :meth:`_sent` for pipelines of one shape, float64[n, *size]."""
+    def _of_messages(self, shape: PipelineShape, which: Ints, timed: bool, size: tuple[int, int]) -> Floats:
+        """Times of messages or seconds on links for pipelines of one shape, float64[n, *size], each made once."""
         if len(shape.pieces) == 1:
             return np.zeros((len(which), *size))
-        rows = self.jobs.rows
+        rows, senders = self.jobs.rows, self._senders_of(shape)
         code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
-        _, first, where = np.unique(code, return_index=True, return_inverse=True)
-        return np.stack([one[part] for one in self._sent(shape, which[first])])[where]
+        distinct, first, where = np.unique(code, return_index=True, return_inverse=True)
+        codes, values = self._sent.get((senders.number, timed), (distinct[:0], np.zeros((0, *size))))
+        new = first[~np.isin(distinct, codes)]
+        if len(new):
+            pipes, made = which[new], np.empty((len(new), *size))
+            for alike in group_indices((self._meshes if self.blocks.lockstep.happens else self._strides)[pipes]):
+                made[alike] = self._send(shape, senders, pipes[alike], timed)
+            order = np.argsort(codes := np.append(codes, code[new]))
+            codes, values = codes[order], np.concatenate([values, made])[order]
+            self._sent[senders.number, timed] = codes, values
+        return np.asarray(values[np.searchsorted(codes, distinct)[where]])
 
     def _senders_of(self, shape: PipelineShape) -> Senders:
         """What the messages of a shape depend on, and its number among the distinct ones."""
@@ -261,25 +288,21 @@ class Pipelines:
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
-    def _sent(self, shape: PipelineShape, pipes: Ints) -> list[tuple[Floats, Floats]]:
-        """The messages of pipelines of a shape: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
-        senders, orders = self._senders_of(shape), self.jobs.rows.code["order"][self.row[pipes]]
-        known = [(senders.number, *one) for one in zip(self.key[pipes].tolist(), orders.tolist(), strict=True)]
-        new = pipes[[one not in self._hops for one in known]]
-        for alike in group_indices((self._meshes if self.blocks.lockstep.happens else self._strides)[new]):
-            self._send(shape, senders, new[alike])
-        return [self._hops[one] for one in known]
+    def _send(self, shape: PipelineShape, senders: Senders, pipes: Ints, timed: bool) -> Floats:
+        """The messages of pipelines of one shape and stride; where ranks share links, of one mesh.
 
-    def _send(self, shape: PipelineShape, senders: Senders, pipes: Ints) -> None:
-        """Price the messages of pipelines of one shape and stride; where ranks share links, of one mesh."""
+        Nanoseconds ahead and back if ``timed``, [n, 2, stages - 1], else seconds on links, [n, ranks, links].
+        """
         prices, slopes, index = self._priced(shape, int(pipes[0]))
-        keys, orders = self.key[pipes], self.jobs.rows.code["order"][self.row[pipes]]
-        size = self.blocks.sent_bytes[keys[:, None], np.array(senders.kinds)]
-        table = np.stack([price.time_ns(size) for price in prices], axis=1)
-        times = np.take_along_axis(table, index[None], axis=1).astype(np.float64)  # [n, 2, stages - 1]
-        took = size[:, None, :, None] * slopes[index]  # [n, 2, stages - 1, links]
+        size = self.blocks.sent_bytes[self.key[pipes][:, None], np.array(senders.kinds)]
         rests = list(senders.resting)  # nothing goes back to where nothing is trained
-        times[:, 1, rests], took[:, 1, rests] = 0.0, 0.0
+        if timed:
+            table = np.stack([price.time_ns(size) for price in prices], axis=1)
+            times = np.take_along_axis(table, index[None], axis=1).astype(np.float64)
+            times[:, 1, rests] = 0.0
+            return times
+        took = size[:, None, :, None] * slopes[index]  # [n, 2, stages - 1, links]
+        took[:, 1, rests] = 0.0
         drains, stages = np.zeros((len(pipes), shape.num_ranks, took.shape[-1])), len(shape.pieces)
         for way, ends in enumerate(((0, 1), (1, 0))):
             for at, first in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
@@ -288,8 +311,7 @@ class Pipelines:
                 for held in shape.stages_of.T:
                     drains[..., at::2] += moved[:, held]
         drains[..., 2:] = self._sharing(int(self._strides[pipes[0]]), shape.num_ranks) @ drains[..., 2:]
-        known = ((senders.number, *one) for one in zip(keys.tolist(), orders.tolist(), strict=True))
-        self._hops.update(zip(known, zip(times, drains, strict=True), strict=True))
+        return drains
 
     def shared_nics(self, shape: PipelineShape, which: Ints) -> SharedNics:
         """Which stages of pipelines of a shape share NICs; none, where what ranks put on them together is not known."""

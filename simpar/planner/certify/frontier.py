@@ -434,9 +434,12 @@ class Frontier:
         """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
         pipelines = self.bounds.pipelines
         which = unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
+        if not len(which):
+            return
         bound_ns = np.zeros(len(pipelines.row))
         bound_ns[which] = pipelines.passes_bound_ns(which)
-        mine = np.flatnonzero((self.level == KERNELS) & (bound_ns[pipelines.index] > 0))
+        mine = pipelines.members(which)
+        mine = mine[self.level[mine] == KERNELS]
         assert not self.own[mine].any(), "such rows are bounded by themselves"
         self._raise(mine, bound_ns[pipelines.index[mine]], PASSES)
         waiting = mine[select_undecided(self.rows, mine)]
@@ -470,11 +473,9 @@ class Frontier:
 
         The beginning of the table comes first, if the schedule has one.
         """
-        index, mine = self.bounds.pipelines.index, self.level == STEP
-        wanted = np.zeros(len(self.bounds.pipelines.row), dtype=bool)
-        wanted[index[self._like(row)]] = True
-        rows = np.flatnonzero(mine & wanted[index])
-        rows = rows[self.begun[rows] == self.begun[row]]
+        pipelines = self.bounds.pipelines
+        rows = pipelines.members(unique(pipelines.index[self._like(row)]))
+        rows = rows[(self.level[rows] == STEP) & (self.begun[rows] == self.begun[row])]
         if self.begun[row]:
             self._raise(rows, self.sweeps.tables_ns(rows), TABLED)
         else:

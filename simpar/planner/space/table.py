@@ -151,7 +151,9 @@ class _Noted(dict[str, Codes]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The codes of an axis, if it is joined."""
-        return self[name] if name in self else default
+        if name not in self:
+            return default
+        return self[name]
 
 
 class _Taken(dict[str, Codes]):

@@ -7,10 +7,11 @@ import pytest
 
 import simpar
 from simpar.planner import Constraints, make_problem
+from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.certify.branch_and_bound import fields_of
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import SWEPT
-from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.jobs import RowJobs, plan_of
 from simpar.program.perturbation import Perturbation
 from tests.gate import some
 
@@ -22,6 +23,15 @@ def test_rows_of_one_pipeline_are_alike_but_for_data_parallelism(frontier, every
         code = rows.code[name]
         assert np.array_equal(code[pipelines.row[pipelines.index]], code), name
     assert len(pipelines.row) <= len(every)
+
+
+def test_rows_of_pipelines_are_found(frontier):
+    """Also of those to which rows were moved, and without these where they were."""
+    pipelines = Pipelines.of(RowJobs(frontier.rows), frontier.bounds.pipelines.prices)
+    for _ in range(3):
+        for which in (np.array([0]), np.arange(1, len(pipelines.row), 3), np.arange(len(pipelines.row))):
+            assert pipelines.members(which).tolist() == np.flatnonzero(np.isin(pipelines.index, which)).tolist()
+        pipelines.moved(np.flatnonzero(pipelines.index == pipelines.index[-1])[:2])
 
 
 def test_passes_bound_no_less_than_kernels(frontier):
