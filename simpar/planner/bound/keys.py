@@ -70,7 +70,11 @@ class Keys:
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
         lockstep = Lockstep(jobs, prices.cluster)
-        row, key = factorize(code, *_strides(rows), *lockstep.marks(rows))
+        first, which = factorize(rows.number((*DEGREES, "order")))
+        few = rows.subset(first)  # strides and marks follow from the mesh: of millions of rows, columns are large
+        _, placed = factorize(np.zeros_like(first), *_strides(few), *lockstep.marks(few))
+        row, key = factorize(code, placed[which])
+        rows.forget()
         return cls(jobs, prices, lockstep, key, row)
 
     def view(self, key: int) -> RankView:

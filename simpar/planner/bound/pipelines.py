@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,8 @@ class Pipelines:
     def members(self, which: Ints) -> Ints:
         """The rows that have some pipelines, ascending."""
         rows, begins = self._placed
-        held = [rows[begins[at] : begins[at + 1]] for at in which[which < len(begins) - 1].tolist()]
+        held: list[NDArray[Any]] = [rows[:0]]
+        held += [rows[begins[at] : begins[at + 1]] for at in which[which < len(begins) - 1].tolist()]
         if self._moved:
             held += [self._moved[at] for at in which.tolist() if at in self._moved]
         members = np.concatenate(held).astype(np.int64)
@@ -265,7 +267,7 @@ class Pipelines:
             return np.zeros((len(which), *size))
         rows, senders = self.jobs.rows, self._senders_of(shape)
         code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
-        distinct, first, where = np.unique(code, return_index=True, return_inverse=True)
+        distinct, first = np.unique(code, return_index=True)
         codes, values = self._sent.get((senders.number, timed), (distinct[:0], np.zeros((0, *size))))
         new = first[~np.isin(distinct, codes)]
         if len(new):
@@ -275,7 +277,7 @@ class Pipelines:
             order = np.argsort(codes := np.append(codes, code[new]))
             codes, values = codes[order], np.concatenate([values, made])[order]
             self._sent[senders.number, timed] = codes, values
-        return np.asarray(values[np.searchsorted(codes, distinct)[where]])
+        return np.asarray(values[np.searchsorted(codes, code)])
 
     def _senders_of(self, shape: PipelineShape) -> Senders:
         """What the messages of a shape depend on, and its number among the distinct ones."""

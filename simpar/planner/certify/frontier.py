@@ -274,7 +274,7 @@ class Frontier:
 
     def _in_whole(self, rows: Ints, number: Ints) -> Ints:
         """The rows with the shortest passes, one per number, bounded by whole steps."""
-        rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:MAX_PASS_BOUNDS]
+        rows = self._first_of(rows, self.bounds.pipelines.index * (int(number.max()) + 1) + number)[:MAX_PASS_BOUNDS]
         self._raise_passes(rows)
         rows = self._first_of(rows, number)[:MAX_PROMISING]
         self._raise_steps(rows)
@@ -434,8 +434,6 @@ class Frontier:
         """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
         pipelines = self.bounds.pipelines
         which = unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
-        if not len(which):
-            return
         bound_ns = np.zeros(len(pipelines.row))
         bound_ns[which] = pipelines.passes_bound_ns(which)
         mine = pipelines.members(which)

@@ -144,7 +144,7 @@ class _Noted(dict[str, Codes]):
         self.read.add(name)
         return super().__getitem__(name)
 
-    def items(self) -> ItemsView[str, Codes]:
+    def items(self) -> ItemsView[str, Codes]:  # type: ignore[override]
         """All names and codes."""
         self.read.update(self)
         return super().items()
