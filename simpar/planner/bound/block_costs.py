@@ -26,7 +26,7 @@ from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import BLOCK_STREAMS, BlockStep
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import slowed_beside
-from simpar.program.blocks.steps import block_steps
+from simpar.program.blocks.steps import BlockWalk
 from simpar.program.emission.traffic import send_bytes
 from simpar.program.resolve.checkpointing import module_policies
 from simpar.program.structure.stages import PASSES
@@ -73,6 +73,8 @@ class BlockCosts(Keys):
     """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank."""
 
     _kept: dict[tuple[int, int, str], PassTimes] = field(default_factory=dict)
+    _durations: dict[str, PassDurations] = field(default_factory=dict)
+    _asked: dict[str, Floats] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[BlockPolicy, ...]:
@@ -163,22 +165,28 @@ class BlockCosts(Keys):
         self, batch: KeyBatch, kinds: Sequence[int], letters: Sequence[str]
     ) -> Iterator[tuple[int, str, PassTimes]]:
         """The passes of a batch through blocks of some kinds; yields kind, letter and passes."""
-        block: RankBlock | None = None
+        walk: BlockWalk | None = None
         shared: dict[str, PassTimes] = {}
         for kind in sorted(kinds, key=lambda at: self.kinds[at].block.name):
             one = self.kinds[kind]
-            if block is None or block.block is not one.block:
-                block, shared = RankBlock.of(one.block, batch.view), {}
-            steps = block_steps(block, recompute=one.recompute)
+            if walk is None or walk.view.block is not one.block:
+                walk, shared = BlockWalk(RankBlock.of(one.block, batch.view)), {}
+            steps = walk.steps(one.recompute)
             for letter in letters:
                 passes = shared.get(letter) or PassTimes.of(getattr(steps, _PHASES[letter]), batch, self)
                 if letter in PASSES_WITHOUT_RECOMPUTE:
                     shared[letter] = passes
                 yield kind, letter, passes
 
-    @cached_property
-    def _tables(self) -> dict[str, PassDurations]:
-        """Durations of passes by letter, computed for all keys at once."""
+    def _tables(self, letters: Collection[str]) -> dict[str, PassDurations]:
+        """Durations of passes by letter, computed for all keys at once for letters that were not asked for before."""
+        missing = tuple(letter for letter in _PHASES if letter in letters and letter not in self._durations)
+        if missing:
+            self._durations.update(self._computed(missing))
+        return self._durations
+
+    def _computed(self, letters: Sequence[str]) -> dict[str, PassDurations]:
+        """Durations of passes of some letters."""
         size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
         factor = max(self.jobs.problem.perturbation.slow_ranks.values(), default=1.0)
         result = {
@@ -189,10 +197,10 @@ class BlockCosts(Keys):
                 np.zeros((*size, len(self.prices.own))),
                 np.zeros(size, dtype=np.int64),
             )
-            for letter in _PHASES
+            for letter in letters
         }
         for batch in self.all_batches:
-            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), tuple(_PHASES)):
+            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), letters):
                 at, table = (batch.keys, kind), result[letter]
                 table.plain_ns[at] = passes.took_ns(slice(None), slow)
                 rounded = len(passes.kernels)  # a slow rank rounds other durations
@@ -205,39 +213,39 @@ class BlockCosts(Keys):
                     table.late_ns[at] = np.maximum(table.plain_ns[at], late_ns)
         return result
 
-    @cached_property
-    def kernels_ns(self) -> dict[str, Ints]:
+    def kernels_ns(self, letters: Collection[str]) -> dict[str, Ints]:
         """Durations of the kernels alone by letter, int64[keys, kinds]: a lower bound of every pass."""
-        return {letter: self._tables[letter].kernels_ns for letter in LETTERS}
+        return {letter: self._tables(letters)[letter].kernels_ns for letter in letters}
 
-    @cached_property
-    def asked_ns(self) -> dict[str, Floats]:
+    def asked_ns(self, letters: Collection[str]) -> dict[str, Floats]:
         """Kernel time by letter, weighted with the power demand of each kernel above idle waiting.
 
         float64[keys, kinds]; a kernel that asks for the device's power limit counts in full.
         """
+        missing = tuple(letter for letter in LETTERS if letter in letters and letter not in self._asked)
         problem = self.jobs.problem
         slow, streaming = problem.stack.launch.kernel_overhead, streaming_operators(problem.graph)
-        result = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
-        for batch in self.all_batches:
-            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
+        result = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in missing}
+        for batch in self.all_batches if missing else ():
+            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), missing):
                 kernels = [step for step in passes.phase.steps if step.collective is None]
                 asked = np.array([_asked(step, streaming) for step in kernels])
                 asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # less rounding
                 result[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
-        return result
+        self._asked.update(result)
+        return {letter: self._asked[letter] for letter in letters}
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
-        return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
+        return {letter: self._tables(letters)[letter].plain_ns[keys] for letter in letters}
 
     def late_ns(self, keys: Ints, letter: str) -> Ints:
         """Least durations of passes on the slowest rank with nothing beside them, int64[len(keys), kinds]."""
-        return self._tables[letter].late_ns[keys]
+        return self._tables(letter)[letter].late_ns[keys]
 
     def recompute_ns(self, keys: Ints) -> Ints:
         """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""
-        return self._tables[AGAIN].plain_ns[keys]
+        return self._tables((AGAIN,))[AGAIN].plain_ns[keys]
 
     def least_ns(self, keys: Ints, shape: PipelineShape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
         """Least rank time and least start-to-end time of passes of a shape, int64[len(keys), kinds] by letter.
@@ -247,13 +255,14 @@ class BlockCosts(Keys):
         """
         alone = self.plain_ns(keys, shape.letters)
         for stream in range(len(BLOCK_STREAMS)) if shape.pairs else ():
-            yield ({letter: self._tables[letter].carried_ns[keys, :, stream] for letter in shape.letters}, alone)
+            tables = self._tables(shape.letters)
+            yield ({letter: tables[letter].carried_ns[keys, :, stream] for letter in shape.letters}, alone)
         if not shape.pairs:
             yield alone, alone
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
         """Seconds that collectives inside passes occupy each link of rank 0, float64[len(keys), kinds, links]."""
-        return self._tables[letter].drained_s[keys]
+        return self._tables(letter)[letter].drained_s[keys]
 
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
         """Durations of passes with ``busy_ns`` of data-parallel communication beside each, int64[len(keys), kinds]."""

@@ -4,7 +4,7 @@ A rank runs half of the microbatches on its own stage and half on the mirrored s
 on half the pipeline, as which the row is costed (:mod:`simpar.layout.mirrored`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -28,10 +28,12 @@ def asked_kernels_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
     return least
 
 
-def _of_ranks(pipelines: Pipelines, which: Ints, tables: Mapping[str, Ints | Floats]) -> Iterator[tuple[Ints, Floats]]:
+def _of_ranks(
+    pipelines: Pipelines, which: Ints, tables: Callable[[Collection[str]], Mapping[str, Ints | Floats]]
+) -> Iterator[tuple[Ints, Floats]]:
     """Total time of the passes of all ranks by ``tables`` of letters: positions in ``which``, float64[n, ranks]."""
     for shape, mine in pipelines.by_shape(which):
-        times = {name: table[pipelines.key[which[mine]]] for name, table in tables.items()}
+        times = {name: table[pipelines.key[which[mine]]] for name, table in tables(shape.letters).items()}
         passes = pipelines.healthy_passes(shape, times)
         each = passes.forward + passes.backward
         # half the microbatches on stage s, half on its mirror image: (t[s] + t[S-1-s]) m / 2

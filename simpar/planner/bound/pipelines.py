@@ -142,9 +142,10 @@ class Pipelines:
         """Lower bounds of all pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
         result, everything = np.zeros(len(self.row)), np.arange(len(self.row))
         least = np.zeros(len(self.row))
-        key = self.key
-        for shape, mine in self.by_shape(everything):
-            times = {letter: table[key[mine]] for letter, table in self.blocks.kernels_ns.items()}
+        key, by_shape = self.key, list(self.by_shape(everything))
+        tables = self.blocks.kernels_ns({letter for shape, _ in by_shape for letter in shape.letters})
+        for shape, mine in by_shape:
+            times = {letter: tables[letter][key[mine]] for letter in shape.letters}
             passes = self.passes(shape, mine, times)
             path = path_bound(
                 shape, Stages(passes, passes, passes), Hops.none(shape, len(mine)), self.microbatches(mine)
@@ -163,7 +164,8 @@ class Pipelines:
         """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, for every pipeline."""
         least = np.zeros(len(self.row))
         for shape, mine in self.by_shape(np.arange(len(self.row))):
-            times = {letter: table[self.key[mine]] for letter, table in self.blocks.asked_ns.items()}
+            asked = self.blocks.asked_ns(shape.letters)
+            times = {letter: table[self.key[mine]] for letter, table in asked.items()}
             least[mine] = self._least(shape, mine, times)
         return least
 

@@ -107,7 +107,7 @@ class RecomputeBounds:
         known = key, letter + "k" * shape.pairs
         if known not in self._hulls:
             times = (
-                blocks.kernels_ns[letter][key]
+                blocks.kernels_ns(letter)[letter][key]
                 if shape.pairs
                 else blocks.plain_ns(np.array([key]), (letter,))[letter][0]
             )

@@ -60,23 +60,40 @@ class BlockSteps:
 
 def block_steps(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
-    walk = _Walk(view)
-    forward = walk.forward("forward", view.times)
-    if view.block.has_no_backward:
-        return BlockSteps(forward)
-    operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
-    again = walk.again(recompute, operators=operators)
-    selective = recompute == "selective" and not operators
-    early = view.job.layout.recompute_early
-    back = partial(walk.backward, selective)
-    return BlockSteps(forward, back, *((NOTHING, again) if early else (again, NOTHING)))
+    return BlockWalk(view).steps(recompute)
 
 
 @dataclass(frozen=True)
-class _Walk:
-    """Forward and backward through the operators of a block."""
+class BlockWalk:
+    """Walks through the operators of a block, forward and backward: each is made once for all ways of recomputation."""
 
     view: BlockView
+
+    def steps(self, recompute: str) -> BlockSteps:
+        """The phases with one way of recomputation; see :func:`block_steps`."""
+        if self.view.block.has_no_backward:
+            return BlockSteps(self._whole)
+        operators = recompute == "selective" and self.view.job.stack.memory.selective == "operators"
+        again = self.again(recompute, operators=operators)
+        selective = recompute == "selective" and not operators
+        early = self.view.job.layout.recompute_early
+        back = partial(self._back, selective)
+        return BlockSteps(self._whole, back, *((NOTHING, again) if early else (again, NOTHING)))
+
+    @cached_property
+    def _whole(self) -> Phase:
+        """The forward pass."""
+        return self.forward("forward", self.view.times)
+
+    @cached_property
+    def _known(self) -> dict[tuple[bool, Half], Phase]:
+        return {}
+
+    def _back(self, selective: bool, half: Half) -> Phase:
+        """:meth:`backward`, made once."""
+        if (selective, half) not in self._known:
+            self._known[selective, half] = self.backward(selective, half)
+        return self._known[selective, half]
 
     @cached_property
     def _read(self) -> Mapping[str, tuple[Change, ...]]:

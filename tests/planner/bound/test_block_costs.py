@@ -12,7 +12,7 @@ from simpar.layout.sharding import rank_dims
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import BLOCKS, SIZES
 from simpar.planner import Constraints, make_problem
-from simpar.planner.bound.block_costs import AGAIN, BlockCosts
+from simpar.planner.bound.block_costs import AGAIN, LETTERS, BlockCosts
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.blocks.block_view import RankBlock
@@ -131,7 +131,7 @@ def test_a_batch_holds_the_parameters_of_each_of_its_keys(case):
     """Of experts and others, and what is sent on; kernels alone are less than passes."""
     costs = costs_of(case, np.random.default_rng(len(case)))
     plain = costs.plain_ns(np.arange(len(costs.row)))
-    for letter, kernels in costs.kernels_ns.items():
+    for letter, kernels in costs.kernels_ns(LETTERS).items():
         assert (kernels <= plain[letter]).all()
     for key in range(0, len(costs.row), 7):
         job = costs.jobs.job(int(costs.row[key]))

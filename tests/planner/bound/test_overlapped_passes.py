@@ -54,7 +54,7 @@ def test_a_slow_rank_takes_longer_over_a_pair(pairs):
     """Its kernels take the factor as long, and nothing else does."""
     together, keys = pairs
     healthy, slow = (together.pairs_ns(keys, (LAYER,), (LAYER,), "B", factor=factor) for factor in (1.0, 2.0))
-    kernels = sum(together.blocks.kernels_ns[one][keys][:, LAYER] for one in "FB")
+    kernels = sum(together.blocks.kernels_ns("FB")[one][keys][:, LAYER] for one in "FB")
     assert (slow >= healthy).all()
     assert (slow >= 1.9 * kernels).all()
     assert (slow <= 2.0 * healthy * 1.001).all()
