@@ -9,7 +9,7 @@ from simpar.program.lower import Lowered
 from simpar.report.context import SummaryInputs
 from simpar.report.parts import HostReport, MemoryReport, StageMemory
 from simpar.report.timeline import MemoryCurve
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, unique
 
 BETWEEN_STEPS, IN_UPDATE = "the gather of updated parameters", "the optimizer's update"
 
@@ -63,7 +63,7 @@ def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> Memor
     time_ns, held = context.moving_memory(class_id)
     begin, end = _update_ns(context, class_id)
     static, ends = one.static, np.array([[begin], [end]])
-    instants = np.union1d(time_ns, ends)
+    instants = unique(np.append(time_ns, ends))
     moving = held[np.searchsorted(time_ns, instants, side="right") - 1].astype(np.float64)
     behind, after = instants >= begin, instants >= end
     columns = {name: np.full(len(instants), value) for name, value in _constant_parts(one).items()}

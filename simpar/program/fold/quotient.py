@@ -169,7 +169,7 @@ def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quoti
             joins = tuple(sorted({*rank_class[by_group[slice(*end)]].tolist()}))
             directed = placed.kind.directed
             groups.append(GroupClass(name, place, placed.ranks[place], joins, directed, number))
-        traffic.append(_traffic(graph, number, classes, links, link_class))
+        traffic.append(_traffic(graph, number, classes, first_link, link_class))
     orbits = graph.symmetry.orbits
     class_of_lowest = np.zeros_like(orbits)
     class_of_lowest[graph.ranks] = of_rank
@@ -188,14 +188,17 @@ def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quoti
     )
 
 
-def _traffic(graph: IncidenceGraph, kind: int, classes: Ints, links: Ints, link_class: Ints) -> LinkTraffic:
+def _traffic(graph: IncidenceGraph, kind: int, classes: Ints, first_link: Ints, link_class: Ints) -> LinkTraffic:
     """Loads of the groups of a kind, counted on the representative of each class of links."""
     group, link, label, _, count = graph.kinds[kind].load.T
-    mine = np.flatnonzero(np.isin(link, links))
+    stands_for_its_class = np.zeros(len(graph.links), dtype=bool)
+    stands_for_its_class[first_link] = True
+    at = np.searchsorted(graph.links, link)
+    mine = np.flatnonzero(stands_for_its_class[at])
     loads = graph.placed[kind].loads
     return LinkTraffic(
         group=classes[group[mine]],
-        link=link_class[np.searchsorted(graph.links, link[mine])],
+        link=link_class[at[mine]],
         label=label[mine],
         count=count[mine],
         loads=loads.loads,

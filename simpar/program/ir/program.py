@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simpar.dataclass import dataclass
-from simpar.program.ir.flow import NO_CAP, drained_ns, solo_rates, to_cap
+from simpar.program.ir.flow import NO_CAP, WORK_PER_BYTE, drained_ns, solo_rates, to_cap, to_work
 from simpar.units import NS_PER_S, Flags, Floats, Indices, Ints, to_ns
 
+_SURELY_COUNTABLE_NS = 2.0**62
+"""Half of the nanoseconds that 64 bits hold: sums in floats are far nearer to what they stand for."""
 MEMORY_CATEGORIES = ("activations", "transient", "gradients", "parameters")
 
 
@@ -188,19 +190,33 @@ def predecessors(program: Program) -> tuple[Ints, Indices]:
 
 def solo_durations_ns(program: Program) -> Ints:
     """Duration of every op with its links to itself: fixed part plus work over the slowest link's rate."""
-    ops, routes = program.ops, program.routes
-    share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
-    rate = np.full(len(routes.links) + 1, NO_CAP)  # the last entry serves route -1
-    used = np.flatnonzero(np.diff(routes.links.pointer))
-    if len(used):
-        rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
-    own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
+    ops = program.ops
+    own = np.minimum(_route_rates(program.routes)[ops.route], to_cap(ops.rate_cap_bytes_per_s))
     return drained_ns(ops.fixed_ns, ops.work_bytes, own)
 
 
+def _route_rates(routes: Routes) -> Ints:
+    """The rate of a flow on each route alone, int64[routes + 1]; the last entry serves route -1."""
+    share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
+    result = np.full(len(routes.links) + 1, NO_CAP)
+    used = np.flatnonzero(np.diff(routes.links.pointer))
+    if len(used):
+        result[used] = np.minimum.reduceat(share, routes.links.pointer[used])
+    return result
+
+
 def check_countable(program: Program) -> None:
-    """Refuse a step whose ops, run one after the other, exceed 64 bits of nanoseconds. Raises BeyondIntegers."""
+    """Refuse a step whose ops, run one after the other, exceed 64 bits of nanoseconds. Raises BeyondIntegers.
+
+    Durations are only worked out if all flows at the rate of the slowest would exceed them.
+    """
     ops = program.ops
+    caps = ops.rate_cap_bytes_per_s[ops.rate_cap_bytes_per_s > 0]
+    rate = min(int(_route_rates(program.routes).min()), int(to_cap(caps.min())) if len(caps) else NO_CAP)
+    fixed_ns, work_bytes = (float(column.sum(dtype=np.float64)) for column in (ops.fixed_ns, ops.work_bytes))
+    to_work(ops.work_bytes.max(initial=0))  # raises where one flow is too large
+    if fixed_ns + work_bytes * WORK_PER_BYTE / max(rate, 1) + len(ops) < _SURELY_COUNTABLE_NS:
+        return
     flows = np.flatnonzero(ops.work_bytes)
     columns = {name: getattr(ops, name)[flows] for name in OpTable.__dataclass_fields__}
     alone = OpTable(**columns | {"fixed_ns": np.zeros(len(flows), dtype=np.int64)})

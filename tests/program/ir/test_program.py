@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from simpar.errors import BeyondIntegers
 from simpar.program.ir import flow
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.flow import solo_duration_ns
@@ -12,6 +15,7 @@ from simpar.program.ir.program import (
     Csr,
     Label,
     ProgramError,
+    check_countable,
     levels,
     longest_path_ns,
     predecessors,
@@ -124,6 +128,44 @@ def test_amounts_beyond_int64_are_refused():
         flow.to_work(10 * TB)
     with pytest.raises(ValueError, match="rate of"):
         flow.to_rate(1000 * TB)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 2**40, 2**61, 2**62]),
+            st.sampled_from([0, 1, MB, 4 * TB, 9 * TB]),
+            st.sampled_from([-1, 0, 1]),
+            st.sampled_from([0, 1, KB, GB]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_step_is_refused_where_its_ops_in_turn_exceed_64_bits(ops):
+    """Whatever was worked out to see it: exactly where the sum of all durations does, up to rounding of floats."""
+    build = ProgramBuilder()
+    build.add_class("gpu")
+    links = [build.add_link("port", 2 * GB), build.add_link("slow", 1)]
+    routes = [build.add_route(links[:1], [2.0]), build.add_route(links, [0.5, 1.0])]
+    for fixed_ns, work_bytes, route, cap in ops:
+        build.add_ops(
+            1,
+            fixed_ns=fixed_ns,
+            work_bytes=work_bytes,
+            route=routes[route] if route >= 0 else -1,
+            rate_cap_bytes_per_s=cap,
+        )
+    program = build.build()
+    wanted = sum(
+        fixed + solo_duration_ns(0, work, *(([2.0], [2 * GB]), ([0.5, 1.0], [2 * GB, 1]), ([], []))[route], cap)
+        for fixed, work, route, cap in ops
+    )
+    if wanted >= 2**63:
+        with pytest.raises(BeyondIntegers, match="292 years"):
+            check_countable(program)
+    else:
+        check_countable(program)
 
 
 def with_ops(**columns):
