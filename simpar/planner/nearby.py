@@ -5,7 +5,7 @@ bounded in columns, at the cost of about one simulation for all of them. How man
 of their Programs, so the same input gives the same answer on any machine.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Any
 
@@ -41,13 +41,12 @@ from simpar.units import Flags, Ints
 MOST_CHANGES = 2
 MOST_SIMULATED, MOST_LOOKED_AT, MOST_LARGE = 3, 8, 4
 MOST_OPS = 50_000
-"""The most ops of all Programs that are simulated, about 0.05 s of a core.
+"""The most ops of all Programs that are simulated, about 0.05 s of a core; a row with which they exceed it is left out.
 
-A row whose Program would exceed it is left out; if the first MOST_LARGE all would, the smallest of them is simulated.
+The first is simulated nevertheless if it has at most MOST_ALONE.
 """
 MOST_ALONE = 300_000
-"""The most ops of a Program that is simulated although it exceeds MOST_OPS, about 0.25 s of a core."""
-_Looked = tuple[int, Plan, Outline]
+"""The most ops of the first Program, about 0.25 s of a core; MOST_LARGE rows with more end the search."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,9 @@ class _Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether all Programs seen are large, or half the microbatches of the smallest are more than is left."""
+        """Whether all Programs seen are too large, or half the microbatches of the smallest are more than is left."""
         fewest = min(self.known.values(), default=0)
-        are_large = not self.known or fewest > MOST_OPS
-        return not self.allows(fewest // 2) or (are_large and len(self.known) + len(self.beyond) >= MOST_LARGE)
+        return not self.allows(fewest // 2) or (not self.known and len(self.beyond) >= MOST_LARGE)
 
 
 def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> Iterator[tuple[Plan, Result]]:
@@ -118,13 +116,13 @@ def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> I
 
     ``habit`` is what the target cannot express of the plan itself, which its text says all the same.
 
-    Rows with many ops are left out, unless all have many: then the one with the fewest is simulated, if it does not
-    have more than MOST_ALONE. After a row that did not fit, rows that need as much memory are skipped. Rows that were
-    simulated, or that the framework refuses, are no longer open.
+    The first may have MOST_ALONE ops; others are left out where all would exceed MOST_OPS. After a row that did not
+    fit, rows that need as much memory are skipped. Rows that were simulated, or that the framework refuses, are no
+    longer open.
     """
     problem, budget = frontier.rows.problem, _Budget()
     count = 0
-    for row, plan, run in _short(_outlined(frontier, open_rows, budget, habit)):
+    for row, plan, run in _outlined(frontier, open_rows, budget, habit):
         if not budget.allows(len(run)):
             continue
         open_rows[row] = False
@@ -139,21 +137,9 @@ def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> I
             return
 
 
-def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
-    """Outlines with few ops, in order; if all have many, the one with the fewest."""
-    many: list[_Looked] = []
-    is_found = False
-    for one in outlined:
-        if len(one[2]) <= MOST_OPS:
-            is_found = True
-            yield one
-        else:
-            many.append(one)
-    if many and not is_found:
-        yield min(many, key=lambda one: len(one[2]))
-
-
-def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget, habit: frozenset[str]) -> Iterator[_Looked]:
+def _outlined(
+    frontier: Frontier, open_rows: Flags, budget: _Budget, habit: frozenset[str]
+) -> Iterator[tuple[int, Plan, Outline]]:
     """Rows with the lowest bounds that may fit, with their plans and outlined Programs, while there is budget."""
     left, rows = open_rows.copy(), frontier.rows
     for _ in range(MOST_LOOKED_AT):
