@@ -1,7 +1,6 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
-from dataclasses import field, replace
-from typing import Any
+from dataclasses import field
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, terminals
@@ -22,24 +21,57 @@ class Launches(TemplateNode):
         return self.compute_ns
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A node of the long form of a segment: a step as in ``node``, or the steps of a ``section`` as one op.
+
+    ``after`` are earlier nodes of the segment; ``layer`` is that of a step of another layer than its segment.
+    """
+
+    node: TemplateNode
+    section: Segment | None
+    after: tuple[int, ...]
+    layer: int | None
+
+
+_Written = tuple[list[_Piece], tuple[int, ...]]
+"""Nodes of the long form of a segment, and those of them that end it."""
+
+
 @dataclass
 class _Pieces:
-    """Nodes of the long form of a template, where collectives in ``disturbed`` groups are; ``known`` by segment."""
+    """Nodes of the long form of a template, where collectives in ``disturbed`` groups are.
+
+    Long forms of segments are ``known`` by segment and kind of pass: layers that are alike share theirs.
+    """
 
     nodes: TemplateNodes
     disturbed: frozenset[str] | None
-    known: dict[int, tuple[Segment, list[tuple[list[int], Segment]]]] = field(default_factory=dict)
+    known: dict[tuple[int, str], tuple[Segment, _Written]] = field(default_factory=dict)
 
-    def sections_of(self, segment: Segment) -> list[tuple[list[int], Segment]]:
-        """The sections of a segment's steps, each as a segment; every step alone where the host holds them up."""
-        if id(segment) not in self.known:
-            if self.disturbed is None or waits_for_host(segment):
-                every = [[at] for at in range(len(segment.steps))]
-            else:
-                every = split_into_sections(segment.steps, self.disturbed)
-            parts = [take_section(segment, one) if len(one) > 1 else segment for one in every]
-            self.known[id(segment)] = segment, [*zip(every, parts, strict=True)]
-        return self.known[id(segment)][1]
+    def of(self, segment: Segment, kind: str) -> _Written:
+        """The long form of a segment in a pass of a kind."""
+        key = id(segment), kind
+        if key not in self.known:
+            self.known[key] = segment, self._write(segment, kind)
+        return self.known[key][1]
+
+    def _sections(self, segment: Segment) -> list[list[int]]:
+        """Positions of steps by section; every step alone where the host holds them up."""
+        if self.disturbed is None or waits_for_host(segment):
+            return [[at] for at in range(len(segment.steps))]
+        return split_into_sections(segment.steps, self.disturbed)
+
+    def _write(self, segment: Segment, kind: str) -> _Written:
+        pieces, place = list[_Piece](), dict[int, int]()
+        for section in self._sections(segment):
+            opening = segment.steps[section[0]]
+            after = tuple(dict.fromkeys(place[at] for at in opening.after))
+            part = take_section(segment, section) if len(section) > 1 else None
+            node = _step(segment, section[0], kind) if part is None else _section(part, kind)
+            place |= dict.fromkeys(section, len(pieces))
+            pieces.append(_Piece(node, part, after, opening.layer))
+        return pieces, tuple(dict.fromkeys(place[at] for at in terminals(segment.steps)))
 
 
 def flatten(template: Template, disturbed: frozenset[str] | None = None) -> Template:
@@ -58,14 +90,14 @@ def flatten(template: Template, disturbed: frozenset[str] | None = None) -> Temp
     for node in template.nodes:
         last = tuple(ends[position] for position in node.after)
         if not node.segments:
-            ends.append(nodes.add(replace(node, after=last)))
+            ends.append(nodes.add(node.but(after=last)))
             continue
         first, entered = len(nodes), 0
         for number, (layer, segment) in enumerate(node.segments):
             if waits_for_host(segment) and len(nodes) == first:
                 arrival, awaits = _opening(node, number)
-                begin = replace(node, kind="join", duration_ns=0, segments=(), memory=(), frees=(), layer=layer)
-                last = (nodes.add(replace(begin, after=last, arrival=arrival, awaits=awaits)),)
+                begin = node.but(kind="join", duration_ns=0, segments=(), memory=(), frees=(), layer=layer)
+                last = (nodes.add(begin.but(after=last, arrival=arrival, awaits=awaits)),)
             at = len(nodes)
             last = _append_steps(pieces, node, (number, layer, segment), last)
             if at < len(nodes):
@@ -80,8 +112,7 @@ def _enter(nodes: TemplateNodes, at: int, whole: TemplateNode, units: tuple[int,
     """Note that a pass enters units, from the first to the last, at the start of a node; the number of the next."""
     at += isinstance(nodes[at], Launches)
     if isinstance(whole, PassNode) and len(whole.passes) == 1:
-        facts = {name: getattr(nodes[at], name) for name in TemplateNode.__dataclass_fields__}
-        nodes[at] = UnitsBegin(**facts, whole=whole, first=units[0], last=units[1])
+        nodes[at] = nodes[at].but(UnitsBegin, whole=whole, first=units[0], last=units[1])
     return units[1] + 1
 
 
@@ -101,52 +132,45 @@ def _append_steps(
         took, busy = segment.duration_ns, varying_ns(segment)
         beside = Launches("host", LAUNCH, (), took, after=last, layer=layer, compute_ns=busy)
         host = (nodes.add(beside),)
-    place = dict[int, int]()
-    for section, part in pieces.sections_of(segment):
-        opening = segment.steps[section[0]]
-        after = tuple(dict.fromkeys(place[at] for at in opening.after))
-        facts = _facts_of_step(node, segment, *section) if part is segment else _facts_of_section(node, part)
-        place |= dict.fromkeys(section, len(nodes))
+    written, ends = pieces.of(segment, node.kind)
+    first = len(nodes)
+    for piece in written:
+        opens = not piece.after
         nodes.append(
-            TemplateNode(
-                **facts,
-                after=after or last,
-                arrival=arrival and not after,
-                awaits=() if after else awaits,
-                layer=layer if opening.layer is None else opening.layer,
+            piece.node.but(
+                after=last if opens else tuple(first + at for at in piece.after),
+                arrival=arrival and opens,
+                awaits=awaits if opens else (),
+                layer=layer if piece.layer is None else piece.layer,
+                **({} if piece.section is None else {"name": node.name, "segments": ((node.layer, piece.section),)}),
             )
         )
-    return (*dict.fromkeys(place[at] for at in terminals(segment.steps)), *host) or last
+    return (*(first + at for at in ends), *host) or last
 
 
-def _facts_of_step(node: TemplateNode, segment: Segment, at: int) -> dict[str, Any]:
-    """What one step of a segment is, as fields of its node."""
+def _step(segment: Segment, at: int, kind: str) -> TemplateNode:
+    """One step of a segment in a pass of a kind."""
     step, took = segment.steps[at], int(segment.finish_ns[at] - segment.start_ns[at])
-    return {
-        "kind": node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
-        "name": step.name,
-        "streams": (step.stream,),
-        "duration_ns": 0 if step.name == LAUNCH else took,
-        "collective": step.collective,
-    }
+    return TemplateNode(
+        kind=kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
+        name=step.name,
+        streams=(step.stream,),
+        duration_ns=0 if step.name == LAUNCH else took,
+        collective=step.collective,
+    )
 
 
-def _facts_of_section(node: TemplateNode, section: Segment) -> dict[str, Any]:
-    """What steps of a segment as one op are, as fields of its node."""
+def _section(section: Segment, kind: str) -> TemplateNode:
+    """Steps of a segment as one op, in a pass of a kind."""
     used = {step.stream for step in section.steps}
-    return {
-        "kind": node.kind,
-        "name": node.name,
-        "streams": tuple(stream for stream in BLOCK_STREAMS if stream in used),
-        "duration_ns": section.duration_ns,
-        "segments": ((node.layer, section),),
-    }
+    streams = tuple(stream for stream in BLOCK_STREAMS if stream in used)
+    return TemplateNode(kind, "", streams, duration_ns=section.duration_ns)
 
 
 def _close(nodes: TemplateNodes, node: TemplateNode, first: int, last: tuple[int, ...]) -> int:
     """Append the join of no duration that ends a flattened node: it frees memory, and the first step allocates it."""
     if first == len(nodes):  # nothing runs
-        return nodes.add(replace(node, kind="join", duration_ns=0, segments=(), after=last))
-    nodes[first] = replace(nodes[first], memory=tuple(c for c in node.memory if not c.at_finish))
+        return nodes.add(node.but(kind="join", duration_ns=0, segments=(), after=last))
+    nodes[first] = nodes[first].but(memory=tuple(c for c in node.memory if not c.at_finish))
     finishes = tuple(change for change in node.memory if change.at_finish)
     return nodes.add(TemplateNode("join", node.name, node.streams, after=last, memory=finishes, frees=node.frees))

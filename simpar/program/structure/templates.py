@@ -11,9 +11,11 @@ schedule's actions; this module decides what stands in them. The data-parallel r
   buffers for gathered parameters and two for gradients, however many passes run (:class:`Await`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +94,13 @@ class TemplateNode:
         """The part of the duration that varies with the rank's speed."""
         return self.duration_ns
 
+    def but(self, made: type[TemplateNode] | None = None, /, **facts: Any) -> TemplateNode:
+        """The node with other facts, or as another kind of node: thousands are made, for which ``replace`` is slow."""
+        result = object.__new__(made or type(self))
+        result.__dict__.update(self.__dict__, **facts)
+        result.__dict__.pop("repeats", None)
+        return result
+
 
 @dataclass(frozen=True)
 class PassNode(TemplateNode):
@@ -160,7 +169,7 @@ def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], s
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
     if not any(each.arrives for each in sync.copies) and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
-        return Template((replace(node, arrival=True),), 0)
+        return Template((node.but(arrival=True),), 0)
     nodes, computes, leaving = TemplateNodes(), list[int](), list[tuple[int, ...]]()
     frees = (PARAMETERS,) if any(each.reshard for each in sync.copies) else ()
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
@@ -173,8 +182,8 @@ def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], s
         if waits := unit.saved_bytes * sync.activations * (index < len(units) - 1):
             gone = (MemoryChange(True, -waits, "activations"),)
             copy = host_copy("activations to host", waits, after=(computes[-1],), memory=gone)
-            leaving[-1] = (nodes.add(replace(copy, frees=(OUTGOING,))),)
-    nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
+            leaving[-1] = (nodes.add(copy.but(frees=(OUTGOING,))),)
+    nodes[computes[0]] = nodes[computes[0]].but(arrival=True)
     return Template(tuple(nodes), computes[-1])
 
 
@@ -199,7 +208,7 @@ def backward_template(
     makes = any(each.whole.made_bytes for each in sync.copies)
     if not (arriving or returning or makes or sync.gathers or sync.reduces or sync.sends):
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
-        return Template((replace(node, arrival=True),), 0)
+        return Template((node.but(arrival=True),), 0)
     nodes, computes, reduces, sent = TemplateNodes(), list[int](), list[int](), list[int]()
     reducing = [each for each in sync.copies if each.reduce_ops]
     closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
@@ -236,11 +245,11 @@ def backward_template(
         closed = len(nodes) - 1 > computes[-1]  # whether a bucket was reduced behind this unit
         if unit_reduced >= 0:
             reduces.append(unit_reduced)
-            nodes[unit_reduced] = replace(nodes[unit_reduced], frees=(GRADIENTS,))
+            nodes[unit_reduced] = nodes[unit_reduced].but(frees=(GRADIENTS,))
         gone = outbox.send(nodes, unit, closed=closed)
         if sent and gone is not None:
             sent.append(gone)
-    nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
+    nodes[computes[0]] = nodes[computes[0]].but(arrival=True)
     return Template(tuple(nodes), computes[-1])
 
 
@@ -316,7 +325,7 @@ def _arrivals(
             )
         awaits = two_buffers(PARAMETERS, index, each.reshard, number=sync.buffers)
         if awaits:
-            nodes[begin] = replace(nodes[begin], awaits=awaits)
+            nodes[begin] = nodes[begin].but(awaits=awaits)
         if sync.copy_out_s:
             nodes.add(_copy("copy parameters out", count * sync.copy_out_s, after=len(nodes) - 1))
         ready.append(len(nodes) - 1)
@@ -337,7 +346,7 @@ def _returns(
     node = host_copy("activations from host", size, op="to_device", after=after, memory=held)
     first = not any({HOST_IN, HOST_OUT} <= set(other.streams) for other in nodes)
     streams = (HOST_IN, HOST_OUT) if first else node.streams
-    return (nodes.add(replace(node, awaits=awaits, streams=streams)),)
+    return (nodes.add(node.but(awaits=awaits, streams=streams)),)
 
 
 class _Outbox:
@@ -409,7 +418,7 @@ def append_messages(template: Template, messages: tuple[TemplateNode, ...]) -> T
     """A template with messages behind its exit."""
     if not messages:
         return template
-    sends = (replace(message, after=(template.exit,)) for message in messages)
+    sends = (message.but(after=(template.exit,)) for message in messages)
     return Template((*template.nodes, *sends), len(template.nodes) + len(messages) - 1)
 
 
@@ -425,5 +434,5 @@ def prepend_gathers(template: Template, gathers: tuple[CollectiveUse, ...]) -> T
         after = tuple(position + by for position in node.after)
         if node.arrival:
             after = after or (by - 1,)
-        nodes.append(replace(node, after=after, arrival=False))
+        nodes.append(node.but(after=after, arrival=False))
     return Template(tuple(nodes), template.exit + by)
