@@ -6,6 +6,7 @@ Sizes may be numpy arrays: everything broadcasts.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
@@ -50,14 +51,18 @@ def block_activations(
 ) -> BlockActivations:
     """Saved and transient bytes of one block and microbatch on the rank of ``dims``; arrays where ``dims`` has them.
 
-    ``recompute`` is the choice for this layer: none, selective, full (or a place in a segment), or modules.
+    ``recompute`` is the choice for this layer: none, selective, full (or a place in a segment), or modules. What was
+    worked out is kept with the dims: stages, and questions about memory, share them.
     """
     width = activation_bytes(numerics)
     cast = numerics.products.is_cast and stack.memory.transformer_engine
     kept = numerics.products.operand_bytes if cast else width
-    result = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).for_policy(recompute)
-    if block.has_no_backward:  # nothing is kept, nothing runs backward
-        return BlockActivations(0.0 * result.saved_bytes, 0.0, result.forward_workspace_bytes, 0.0)
+    key = id(block), id(stack), numerics.precision, width, kept
+    if key not in dims.known:  # the sizes keep the block and the stack alive
+        dims.known[key] = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept)
+    if (*key, recompute) not in dims.known:
+        dims.known[*key, recompute] = dims.known[key].activations(recompute)
+    result: BlockActivations = dims.known[*key, recompute]
     return result
 
 
@@ -85,13 +90,15 @@ class _Sizes:
     width: float
     kept: float
 
-    def for_policy(self, recompute: str) -> BlockActivations:
-        """Sizes under one recompute choice."""
-        total = self._saved()
-        peak_loss = _largest(np.maximum(peak - saved, 0.0) for saved, peak in self._loss_bytes())
-        forward = np.maximum(self._forward_workspace(), peak_loss)
-        head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
-        backward = np.maximum(self._backward_workspace(), peak_loss + head)
+    def activations(self, recompute: str) -> BlockActivations:
+        """Sizes under one recompute choice; where nothing runs backward, nothing is kept for it."""
+        result = self._for_policy(recompute)
+        if self.block.has_no_backward:
+            return BlockActivations(0.0 * result.saved_bytes, 0.0, result.forward_workspace_bytes, 0.0)
+        return result
+
+    def _for_policy(self, recompute: str) -> BlockActivations:
+        total, forward, backward = self._without_recomputation
         if is_full(recompute):
             # While layer ``at`` of a segment runs backward, the tensors of the layers 0..at are held; the input of
             # the segment is kept from forward on, by its first layer.
@@ -115,6 +122,14 @@ class _Sizes:
             kept = np.minimum(kept, total)
             return BlockActivations(kept, total - kept, np.maximum(forward, self._scores()), backward)
         return BlockActivations(total, 0.0 * total, forward, backward)
+
+    @cached_property
+    def _without_recomputation(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Saved bytes, and the workspace of forward and of backward."""
+        peak_loss = _largest(np.maximum(peak - saved, 0.0) for saved, peak in self._loss_bytes())
+        head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
+        backward = np.maximum(self._backward_workspace(), peak_loss + head)
+        return self._saved(), np.maximum(self._forward_workspace(), peak_loss), backward
 
     @property
     def boundary(self) -> Numbers:

@@ -10,6 +10,10 @@ after "ulysses" ranks have exchanged heads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,6 +57,17 @@ class RankDims:
         expert = None if self.expert is None else block.view(self.expert)
         is_whole = block.scope in self.whole
         return RankDims(block.view(self.tensor), block.view(self.sequence), expert, self.whole, is_whole)
+
+    @cached_property
+    def known(self) -> dict[tuple[Any, ...], Any]:
+        """What was worked out with these dims and is kept with them (:mod:`simpar.cost.activations`)."""
+        return {}
+
+    @cached_property
+    def with_more_load(self) -> RankDims:
+        """The dims with one more unit of load on the rank's experts: what is linear in the load grows by its slope."""
+        assert self.expert is not None, "only mixtures route tokens"
+        return replace(self, expert={**self.expert, "load": self.expert["load"] + 1.0})
 
     def of(self, op: Operator) -> Dims:
         """The dims in which the sizes of an operator's output are evaluated."""

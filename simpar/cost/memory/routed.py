@@ -6,7 +6,7 @@ experts stay popular), so over many layers a rank's load is less uneven than in 
 they are evaluated like the sizes of tensors, for arrays of layouts at once.
 """
 
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import numpy as np
 
@@ -58,15 +58,14 @@ def _routed_bytes(
     sqrt(sum over kinds of held x (kept / held)^2 + workspace^2), where ``kept`` are the bytes of all layers of a kind.
     """
     layout, stack = habits
-    assert dims.expert is not None, "only mixtures route tokens"
-    more = replace(dims, expert={**dims.expert, "load": dims.expert["load"] + 1.0})
     squares, beside = np.zeros(np.shape(flight.deepest)), np.zeros(np.shape(flight.deepest))
     for number, (name, recompute) in enumerate(flight.kinds):
         held = flight.counts[number]
         if not np.any(held):  # of one stage's layers few are of any kind
             continue
         one, two = (
-            astuple(block_activations(graph.blocks[name], each, stack, layout, recompute)) for each in (dims, more)
+            astuple(block_activations(graph.blocks[name], each, stack, layout, recompute))
+            for each in (dims, dims.with_more_load)
         )
         grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
         saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)
