@@ -134,24 +134,28 @@ class _Inside:
 
 def _contents(nodes: Sequence[TemplateNode], streaming: Collection[str]) -> tuple[Ints, Ints, Ints]:
     """The columns ``parts``, ``inside`` and ``streaming_ns`` of :class:`SlotFacts`."""
-    num, known = len(nodes), dict[int, _Inside]()  # nodes share segments
+    num = len(nodes)
     parts = np.zeros((num, len(PARTS)), dtype=np.int64)
     inside = np.zeros((num, len(INSIDE), 2), dtype=np.int64)
     streamed = np.zeros(num, dtype=np.int64)
+    numbers, distinct = dict[int, int](), list[_Inside]()  # nodes share segments
+    held: list[tuple[int, int, int]] = []  # node, how often a segment runs in it, and which segment
     for at, node in enumerate(nodes):
         if not node.segments:
             if node.kind in PARTS and node.collective is None:
                 parts[at, PARTS.index(node.kind)] = node.duration_ns
             if COMPUTE in node.streams and node.name in streaming:
                 streamed[at] = node.duration_ns
-            continue
         for _, segment in node.segments:
-            if id(segment) not in known:
-                known[id(segment)] = _Inside.of(segment, streaming)
-        each = [known[id(segment)] for _, segment in node.segments]
-        parts[at] = node.repeats * np.sum([one.parts for one in each], axis=0)
-        inside[at] = node.repeats * np.sum([one.inside for one in each], axis=0)
-        streamed[at] = node.repeats * sum(one.streaming_ns for one in each)
+            if id(segment) not in numbers:
+                numbers[id(segment)] = len(distinct)
+                distinct.append(_Inside.of(segment, streaming))
+            held.append((at, node.repeats, numbers[id(segment)]))
+    if held:
+        where, repeats, which = np.array(held, dtype=np.int64).T
+        np.add.at(parts, where, repeats[:, None] * np.array([one.parts for one in distinct])[which])
+        np.add.at(inside, where, repeats[:, None, None] * np.array([one.inside for one in distinct])[which])
+        np.add.at(streamed, where, repeats * np.array([one.streaming_ns for one in distinct])[which])
     return parts, inside, streamed
 
 

@@ -6,7 +6,7 @@ highest level that of its parts; unit by unit, saved tensors come and go with th
 
 from collections.abc import Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from simpar.units import Ints
 
 BACKWARDS = ("backward", "input_gradient", "weight_gradient")
 """Kinds of passes that go through units in reverse and work on what the forward saved."""
+MOST_KEPT = 1024
+"""Changes that are kept: of layers that are alike, and of layouts that are simulated one after the other."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,12 @@ def forward_memory(units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
     The workspace of the joined op is max over units (bytes saved so far + the unit's workspace) minus the bytes
     saved in all, so its peak equals the peak of its parts.
     """
-    levels = _forward_levels(units)
+    return _forward_changes(tuple(_forward_levels(units)))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _forward_changes(levels: tuple[tuple[float, float], ...]) -> tuple[MemoryChange, ...]:
+    """:func:`forward_memory` by (saved so far, workspace) of each unit; layers that are alike share it."""
     saved = levels[-1][0] if levels else 0.0
     peak = _most(levels, 0.0)
     return (MemoryChange(False, saved, "activations"), *transient(peak - saved, saved - peak))
@@ -103,12 +110,18 @@ def backward_memory(kind: str, units: Sequence[BlockBytes]) -> tuple[MemoryChang
 
     A full backward and a weight-gradient pass release what forward saved; an input-gradient pass keeps it.
     """
-    saved = sum(unit.saved_bytes for unit in units)
-    peak = _most(_backward_levels(units), saved)
+    return _backward_changes(kind, sum(unit.saved_bytes for unit in units), tuple(_backward_levels(units)))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _backward_changes(kind: str, saved: float, levels: tuple[tuple[float, float], ...]) -> tuple[MemoryChange, ...]:
+    """:func:`backward_memory` by what units saved and (saved tensors that are left, workspace) of each."""
+    peak = _most(levels, saved)
     release = () if kind == "input_gradient" else (MemoryChange(True, -saved, "activations"),)
     return (*transient(peak - saved, saved - peak), *release)
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def transient(start_bytes: float, finish_bytes: float) -> tuple[MemoryChange, ...]:
     """Changes of transient bytes when a node starts and when it finishes; changes of 0 are left out."""
     changes = (MemoryChange(False, start_bytes, "transient"), MemoryChange(True, finish_bytes, "transient"))
