@@ -12,6 +12,7 @@ With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack t
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -64,9 +65,15 @@ class StaticMemory:
     def bytes_of(self, category: str | None, *alive: str) -> Numbers:
         """Bytes of a category (None: of all) with one of these lifetimes (by default, ALWAYS)."""
         at = alive or (ALWAYS,)
-        terms = (term for term in self.terms if term.alive in at and category in (None, term.category))
-        total = sum((term.size_bytes for term in terms), start=np.float64(0.0))
-        return int(total) if np.ndim(total) == 0 else total
+        if (category, at) not in self._known:
+            terms = (term for term in self.terms if term.alive in at and category in (None, term.category))
+            total = sum((term.size_bytes for term in terms), start=np.float64(0.0))
+            self._known[category, at] = int(total) if np.ndim(total) == 0 else total
+        return self._known[category, at]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str | None, tuple[str, ...]], Numbers]:
+        return {}
 
     @property
     def resident_bytes(self) -> Numbers:

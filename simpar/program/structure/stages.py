@@ -123,6 +123,7 @@ class ActionBuilder(ABC):
     _units: dict[tuple[str, str], BlockBytes] = field(init=False, default_factory=dict)
     _units_of: dict[int, list[BlockBytes]] = field(init=False, default_factory=dict)
     _pairs: dict[tuple[object, ...], tuple[Phase, float]] = field(init=False, default_factory=dict)
+    _trained_of: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
 
     @property
     def job(self) -> TrainingJob:
@@ -396,11 +397,21 @@ class StageBuilder(ActionBuilder):
         return float(block.largest_share(self.view.tensor)) if self.job.stack.buckets.by_weight else 1.0
 
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
-        dims = self.view.tensor
-        experts = sum(float(block.trained_experts(dims)) for block in blocks)
-        shared = sum(float(block.trained_parameters(dims)) for block in blocks if block.name in self.shared_blocks)
-        every = sum(float(block.trained_parameters(dims)) for block in blocks)
-        return {DENSE: every - experts - shared, EXPERTS: experts, ENCODER: shared}
+        each = [(block, *self._trained(block)) for block in blocks]
+        experts = sum(of_experts for _, _, of_experts in each)
+        shared = sum(parameters for block, parameters, _ in each if block.name in self.shared_blocks)
+        return {
+            DENSE: sum(parameters for _, parameters, _ in each) - experts - shared,
+            EXPERTS: experts,
+            ENCODER: shared,
+        }
+
+    def _trained(self, block: Block) -> tuple[float, float]:
+        """Trained parameters of a block on a rank, and those of experts among them."""
+        if block.name not in self._trained_of:
+            dims = self.view.tensor
+            self._trained_of[block.name] = float(block.trained_parameters(dims)), float(block.trained_experts(dims))
+        return self._trained_of[block.name]
 
     @cached_property
     def shared_blocks(self) -> frozenset[str]:
