@@ -97,14 +97,15 @@ class _Order:
 class _Family:
     """Templates shared by classes whose collectives take equally long, priced for the first such class.
 
-    Templates are written in one ``form``. ``made`` has, by pipeline rank, by whether it is the first device of a single
-    process, and by keys, the templates and which of them each action uses.
+    ``made`` has, by pipeline rank, by whether it is the first device of a single process, by keys and by form, the
+    templates and which of them each action uses.
     """
 
     builder: ActionBuilder
     pricing: SegmentPrices
-    form: Form
-    made: dict[tuple[int, bool, tuple[Key, ...]], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
+    made: dict[tuple[int, bool, tuple[Key, ...], Form], tuple[list[Template], dict[Key, int]]] = field(
+        default_factory=dict
+    )
     _passes: dict[Key, Template] = field(default_factory=dict)
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
@@ -114,12 +115,15 @@ class _Family:
             if key not in self._passes:
                 self._passes[key] = self.builder.template(key, self.pricing)
 
-    def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[TemplateNode, ...]) -> Template:
-        """The action's template, with gathers in front and messages behind its exit; equal ones are made once."""
-        if (key, gathers, messages) not in self._joined:
-            template = self._passes[key] if self.form == NONE else flatten(self._passes[key], self.form)
-            self._joined[key, gathers, messages] = append_messages(prepend_gathers(template, gathers), messages)
-        return self._joined[key, gathers, messages]
+    def template(
+        self, form: Form, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[TemplateNode, ...]
+    ) -> Template:
+        """The action's template in a form, with gathers in front and messages behind its exit; made once."""
+        known = form, key, gathers, messages
+        if known not in self._joined:
+            template = self._passes[key] if form == NONE else flatten(self._passes[key], form)
+            self._joined[known] = append_messages(prepend_gathers(template, gathers), messages)
+        return self._joined[known]
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ class RankClassBuilder:
     ``builders`` has one for every pipeline rank: the same for all in a uniform plan; else those of stages with meshes
     of their own, which ``boundaries`` join. ``middle_count`` microbatches behind the first are one op
     (:mod:`simpar.program.emission.microbatches`). Unless they are wanted ``apart``, passes that nothing disturbs are
-    single ops although others of their class are not. The private fields are caches: families of templates by builder,
-    slowdown and form; builders by shared builder, context and expert coordinate, and device.
+    single ops although others of their class are not. The private fields are caches: families of templates by builder
+    and slowdown; builders by shared builder, context and expert coordinate, and device.
     """
 
     job: TrainingJob
@@ -142,7 +146,7 @@ class RankClassBuilder:
     collapse: bool = True
     middle_count: int = 0
     apart: bool = True
-    _families: dict[tuple[int, float, Form], list[_Family]] = field(init=False, default_factory=dict)
+    _families: dict[tuple[int, float], list[_Family]] = field(init=False, default_factory=dict)
     _builders: dict[tuple[int, int, int, int], ActionBuilder] = field(init=False, default_factory=dict)
     _known: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict)
 
@@ -355,10 +359,10 @@ class RankClassBuilder:
 
         Under a single process, templates of the first device, through which everything passes, differ from others.
         """
-        family, builder = self._family(class_id, keys, form), self.builders[0]
+        family, builder = self._family(class_id, keys), self.builders[0]
         one_process, alike = builder.sync.single_process, family.builder.alike
         root = one_process and bool(self.network.quotient.class_of_rank[0] == class_id)
-        known = int(self.stage_of_class[class_id]), root, tuple(keys)
+        known = int(self.stage_of_class[class_id]), root, tuple(keys), form
         if known not in family.made:
             kinds = {
                 (letter, stage, flags): (
@@ -368,7 +372,7 @@ class RankClassBuilder:
                 for letter, stage, flags in keys
             }
             place = {kind: at for at, kind in enumerate(dict.fromkeys(kinds.values()))}
-            templates = [family.template(*kind) for kind in place]
+            templates = [family.template(form, *kind) for kind in place]
             if one_process:
                 assert isinstance(builder, StageBuilder), "one process has one layout"
                 process = OneProcess(builder, root, family.pricing.slowdown)
@@ -376,17 +380,17 @@ class RankClassBuilder:
             family.made[known] = templates, {key: place[kind] for key, kind in kinds.items()}
         return family.made[known]
 
-    def _family(self, class_id: int, keys: Sequence[Key], form: Form) -> _Family:
+    def _family(self, class_id: int, keys: Sequence[Key]) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
         needed = dict.fromkeys((letter, builder.alike[stage], flags % FLAGS) for letter, stage, flags in keys)
-        families = self._families.setdefault((id(builder), pricing.slowdown, form), [])
+        families = self._families.setdefault((id(builder), pricing.slowdown), [])
         for family in families:
             family.prepare(needed)
             asked = family.pricing.asked.items()
             if all(self.network.solo_ns(class_id, use) == took for use, took in asked):
                 return family
-        families.append(_Family(builder, pricing, form))
+        families.append(_Family(builder, pricing))
         families[-1].prepare(needed)
         return families[-1]
 

@@ -351,8 +351,10 @@ class QuotientNetwork:
                     links = self.quotient.links_of_groups.row(group)
                     self.routes.append((links[price.positions], price.coefficients))
             route = np.array([price.route_of[group] for group in groups.tolist()])
-        columns = (groups, price.fixed_ns, price.work_bytes, route, price.rate_cap_bytes_per_s)
-        return np.stack(np.broadcast_arrays(*columns))
+        result = np.empty((5, len(groups)), dtype=np.int64)
+        result[0], result[3] = groups, route
+        result[1], result[2], result[4] = price.fixed_ns, price.work_bytes, price.rate_cap_bytes_per_s
+        return result
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
