@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -70,9 +72,16 @@ class BlockStep:
 
     def behind(self, after: tuple[int, ...]) -> BlockStep:
         """The same step with other positions to wait for; called so often that :func:`replace` would be too slow."""
-        moved = object.__new__(BlockStep)
-        moved.__dict__.update(self.__dict__, after=after)
-        return moved
+        return self._but(after=after)
+
+    def recomputed(self) -> BlockStep:
+        """The same step of a forward that runs again."""
+        return self._but(kind="recompute") if self.kind == "forward" else self
+
+    def _but(self, **facts: Any) -> BlockStep:
+        changed = object.__new__(BlockStep)
+        changed.__dict__.update(self.__dict__, **facts)
+        return changed
 
     def of(self, index: int) -> BlockStep:
         """The step of one plan of a batch."""
@@ -134,6 +143,11 @@ class Phase:
     def of(self, index: int) -> Phase:
         """The phase of one plan of a batch."""
         return replace(self, steps=tuple(step.of(index) for step in self.steps), issue_s=_one(self.issue_s, index))
+
+    @cached_property
+    def recomputed(self) -> Phase:
+        """The same forward, run again."""
+        return replace(self, steps=tuple(step.recomputed() for step in self.steps))
 
     def then(self, other: Phase) -> Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""

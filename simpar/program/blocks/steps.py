@@ -119,7 +119,7 @@ class BlockWalk:
         """The recomputation: of everything, of the chosen modules' operators, or of a share of every operator."""
         block, times = self.view.block, self.view.times
         if is_full(recompute):
-            return self.forward("recompute", times)
+            return self._whole.recomputed
         if operators:  # half of the matmuls, and all but attention of the rest
             share = [{"attention": 0.0, "matmul": 0.5}.get(op.kind, 1.0) for op in block.operators]
             some = [replace(t, forward_s=of_op * t.forward_s) for of_op, t in zip(share, times, strict=True)]

@@ -15,7 +15,7 @@ from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
-from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.blocks.steps import BlockSteps, BlockWalk, block_steps
 from simpar.program.job import TrainingJob
 from simpar.simulation import make_job
 from simpar.stacks.stack import Stack, load_stack
@@ -132,6 +132,23 @@ def test_full_recompute_adds_one_forward() -> None:
     added = [step for step in again.backward.steps if step.kind == "recompute"]
     assert sum(s.duration_s for s in added) == pytest.approx(sum(s.duration_s for s in plain.forward.steps))
     assert collectives(again.backward) == collectives(plain.backward) + collectives(plain.forward)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("llama-3-8b", {"tp": 2, "tensor_parallel": {"overlap": True}}),
+        ("llama-3-8b", {"cp": 4}),
+        ("mixtral-8x7b", {"ep": 4, "tp": 2}),
+        ("nemotron-h-8b", {"tp": 2, "cp": 2}),
+    ],
+)
+def test_full_recompute_is_the_forward_walked_again(model: str, plan: dict[str, object]) -> None:
+    """Taken from the forward, it has the steps that a walk of its own makes."""
+    job = layer_job(model, **plan)
+    for name in dict.fromkeys(job.graph.layers):
+        walk = BlockWalk(RankBlock.of(job.graph.blocks[name], RankView.of(job)))
+        assert walk.again("full", operators=False) == walk.forward("recompute", walk.view.times)
 
 
 def test_selective_recompute_repeats_attention_only() -> None:
