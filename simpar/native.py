@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
@@ -25,6 +25,7 @@ from simpar.kept import cache_folder, digest, keep, replace_file
 
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-ffp-contract=off", "-shared")
 KIND = "native"
+_ALIGNED_BYTES = 64
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -171,6 +172,19 @@ def int32_column(values: ArrayLike) -> NDArray[np.int32]:
 def int64_column(values: ArrayLike) -> NDArray[np.int64]:
     """Values as C reads them, copied only if need be."""
     return np.ascontiguousarray(values, np.int64)
+
+
+def empty_columns(count: int, kinds: Mapping[str, DTypeLike]) -> dict[str, NDArray[Any]]:
+    """Columns of ``count`` entries each by name, not filled, behind each other in one block of memory.
+
+    A system maps a large block in large pages. Of many smaller ones it maps the ends in small pages, up to a thousand
+    for each, and the first use of a page costs more than filling it.
+    """
+    sizes = {name: count * np.dtype(kind).itemsize for name, kind in kinds.items()}
+    ends = np.cumsum([-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes.values()])
+    block = np.empty(int(ends[-1]), dtype=np.uint8)
+    begins = [0, *ends[:-1].tolist()]
+    return {name: block[at : at + sizes[name]].view(kinds[name]) for at, name in zip(begins, sizes, strict=True)}
 
 
 def libraries() -> list[NativeLibrary]:

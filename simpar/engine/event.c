@@ -13,6 +13,10 @@
  * Times are nanoseconds, rates and work in the units of `simpar.program.ir.flow`, whose FRACTION_BITS the compiler is
  * given. */
 
+#ifdef __linux__
+#define _DEFAULT_SOURCE
+#include <sys/mman.h>
+#endif
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -23,6 +27,7 @@ enum { NONE = -1, STARTED = -1, FIXED = -1 }; /* FIXED: the flow of an op withou
 enum { WAYS = 4 };                           /* children of an entry of the heap */
 enum { FEW = 8 };                            /* of an op's first followers, among which duplicates are looked for */
 enum { ENDED, TOO_CONTENDED, STUCK, NO_MEMORY };
+enum { LINE = 64, PAGE = 4096, LARGE_BYTES = 1 << 22 }; /* of a cache line, a page, a block in large pages */
 
 /* What `event.py` hands over. Row i of ragged rows is item[pointer[i]] to item[pointer[i + 1] - 1]. */
 typedef struct {
@@ -435,31 +440,49 @@ static int close_run(Run *run) {
     return result;
 }
 
-static void *zeros(i64 count, size_t size) { return calloc((size_t)count + 1, size); } /* never NULL for no entries */
+/* The places of tables in one block, each on a line of its own; `begin` NULL measures. Returns the end. */
+static size_t place_tables(Run *run, char *begin) {
+    const Tables *given = run->given;
+    const struct { void **table; i64 count; size_t size; } all[] = {
+        {(void **)&run->ops, given->ops, sizeof(Op)},
+        {(void **)&run->done, given->ops, sizeof(i32)},
+        {(void **)&run->flows, given->flows, sizeof(Flow)},
+        {(void **)&run->nodes, given->nodes, sizeof(Node)},
+        {(void **)&run->links, given->links, sizeof(Link)},
+        {(void **)&run->heap, run->heap_room, sizeof(Entry)},
+        {(void **)&run->touched, given->links, sizeof(i32)},
+        {(void **)&run->shared_by, given->flows, sizeof(i32)},
+        {(void **)&run->free, given->routes, sizeof(i32)},
+    };
+    size_t end = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (begin) *all[i].table = begin + end;
+        end += (((size_t)all[i].count + 1) * all[i].size + LINE - 1) / LINE * LINE;
+    }
+    return end;
+}
+
+/* A block of zeros. Where it is large it asks for large pages, since the first use of a small one costs more than
+ * filling it; tables that lie in one block share the small ones at its ends. */
+static char *zeros(size_t bytes) {
+    char *block = calloc(bytes, 1);
+#ifdef MADV_HUGEPAGE
+    const uintptr_t first = ((uintptr_t)block + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
+    if (block && bytes >= LARGE_BYTES) madvise((void *)first, bytes - PAGE, MADV_HUGEPAGE); /* an advice: it may fail */
+#endif
+    return block;
+}
 
 int run_program(const Tables *given) {
     Run run = {.given = given, .stamp = 1};
     run.heap_room = 2 * (given->flows + given->changes) + WAYS;
-    run.ops = zeros(given->ops, sizeof(Op));
-    run.flows = zeros(given->flows, sizeof(Flow));
-    run.nodes = zeros(given->nodes, sizeof(Node));
-    run.links = zeros(given->links, sizeof(Link));
-    run.heap = zeros(run.heap_room, sizeof(Entry));
-    run.touched = zeros(given->links, sizeof(i32));
-    run.shared_by = zeros(given->flows, sizeof(i32));
-    run.done = zeros(given->ops, sizeof(i32));
-    run.free = zeros(given->routes, sizeof(i32));
-    int result = NO_MEMORY;
-    void *all[] = {run.ops, run.flows, run.nodes, run.links, run.heap, run.touched, run.shared_by, run.done, run.free};
-    const size_t count = sizeof all / sizeof *all;
-    size_t made = 0;
-    while (made < count && all[made]) made++;
-    if (made == count) {
-        prepare(&run);
-        run_to_the_end(&run);
-        result = close_run(&run);
-    }
-    for (size_t i = 0; i < count; i++) free(all[i]);
+    char *block = zeros(place_tables(&run, NULL));
+    if (!block) return NO_MEMORY;
+    place_tables(&run, block);
+    prepare(&run);
+    run_to_the_end(&run);
+    const int result = close_run(&run);
+    free(block);
     return result;
 }
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.errors import TooContendedError
-from simpar.native import NativeLibrary, int32_column, int64_column, pointers
+from simpar.native import NativeLibrary, empty_columns, int32_column, int64_column, pointers
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Timing
 from simpar.units import Indices, Ints
@@ -72,7 +72,7 @@ class Runner:
         route = np.asarray(columns.route[flows])
         route = np.where(route < 0, len(self.hops_of) - 2, route)
         change = np.array(as_rates(changes), dtype=np.int64).reshape(-1, 3)
-        start_ns, finish_ns = np.empty(count, np.int64), np.empty(count, np.int64)
+        start_ns, finish_ns = empty_columns(count, dict.fromkeys(("start", "finish"), np.int64)).values()
         nodes = int(np.diff(self.hops_of)[route].sum())
         counts = count, len(flows), nodes, len(self.rate), len(self.hops_of) - 1, len(change), self.most_visits
         arrays: tuple[NDArray[np.int32 | np.int64], ...] = (

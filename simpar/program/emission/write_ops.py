@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
-from simpar.native import NativeLibrary, int64_column
+from simpar.native import NativeLibrary, empty_columns, int64_column
 from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import Csr, MemoryTable, OpTable
 from simpar.units import Indices, Ints
@@ -107,11 +107,11 @@ def write_ops(
     joint = np.array([0 if each.directed else len(each.members) for each in quotient.groups] + [0], dtype=np.int64)
     joint[joint < 2] = 0
     by_group = {name: np.full(len(joint), -1, dtype=np.int32) for name in _BY_GROUP}
+    names = ("next", *(f"slot_{name}" for name in _SLOT_COLUMNS), *_OP_COLUMNS)
+    by_slot = empty_columns(count, {name: np.int64 if name in _LARGE else np.int32 for name in names})
     made: dict[str, NDArray[Any]] = {
         "alike_of": owner, "place": place, "begin": int64_column(begins), "is_joint": joint, **by_group,
-        "calls": np.zeros_like(joint), "visitors": np.zeros_like(joint), "next": np.empty(count, dtype=np.int32),
-        **{f"slot_{name}": np.empty(count, dtype=np.int32) for name in _SLOT_COLUMNS},
-        **{name: np.empty(count, dtype=np.int64 if name in _LARGE else np.int32) for name in _OP_COLUMNS},
+        "calls": np.zeros_like(joint), "visitors": np.zeros_like(joint), **by_slot,
         "waits_at": np.zeros(count + 1, dtype=np.int64),
         "stream_at": np.zeros(num_classes * streams + 1, dtype=np.int64),
     }  # fmt: skip
