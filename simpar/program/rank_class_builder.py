@@ -31,7 +31,7 @@ from simpar.program.structure.emptied_cache import emptied
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
-from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
+from simpar.program.structure.stages import BOUNDARY, FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
 from simpar.program.structure.templates import REDUCE, Template, TemplateNode, append_messages, prepend_gathers
 from simpar.program.structure.undisturbed import select_undisturbed
 from simpar.units import Ints
@@ -152,9 +152,18 @@ class RankClassBuilder:
 
     def passes(self, class_id: int) -> Mapping[tuple[str, bool], Template]:
         """Templates of the first stage by letter and whether it is the boundary microbatch, blocks as single ops."""
-        builder, pricing = self._builder(class_id), self._pricing(class_id)
-        keys = (("F", True), ("F", False), ("B", False))
-        return {(letter, first): builder.template((letter, 0, first), pricing) for letter, first in keys}
+        names = (("F", True), ("F", False), ("B", False))
+        keys = [(letter, 0, BOUNDARY * first) for letter, first in names]
+        family = self._family(class_id, keys)
+        return {name: family.template(NONE, key, (), ()) for name, key in zip(names, keys, strict=True)}
+
+    def shortened(self, schedule: Schedule, middle_count: int) -> RankClassBuilder:
+        """The same with another schedule, whose microbatches in the middle are one op; templates are shared."""
+        result = replace(self, schedule=schedule, middle_count=middle_count)
+        result._builders.update(self._builders)
+        for key, families in self._families.items():
+            result._families[key] = [replace(family, made={}) for family in families]
+        return result
 
     def _builder(self, class_id: int) -> ActionBuilder:
         """The builder of a class's templates: shared, or for its own context or expert coordinate or device."""

@@ -49,7 +49,7 @@ def with_middle(maker: RankClassBuilder, *, apart: bool) -> RankClassBuilder:
             return maker
     # the first and the last microbatch with one forward between them in place of all others
     shortened = columns([F, B, F, F, B], 0, [0, 0, 1, count - 1, count - 1])
-    return replace(maker, schedule=replace(maker.schedule, ranks=(shortened,)), middle_count=count - 2)
+    return maker.shortened(replace(maker.schedule, ranks=(shortened,)), count - 2)
 
 
 def _is_alone(maker: RankClassBuilder, class_id: int) -> bool:
