@@ -22,7 +22,7 @@ class Launches(TemplateNode):
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _WrittenNode:
     """A node of the long form of a segment: a step as in ``node``, or the steps of a ``section`` as one op.
 
     ``after`` are earlier nodes of the segment; ``layer`` is that of a step of another layer than its segment.
@@ -34,7 +34,7 @@ class _Piece:
     layer: int | None
 
 
-_Written = tuple[list[_Piece], tuple[int, ...]]
+_LongForm = tuple[list[_WrittenNode], tuple[int, ...]]
 """Nodes of the long form of a segment, and those of them that end it."""
 
 
@@ -47,9 +47,9 @@ class _Pieces:
 
     nodes: TemplateNodes
     disturbed: frozenset[str] | None
-    known: dict[tuple[int, str], tuple[Segment, _Written]] = field(default_factory=dict)
+    known: dict[tuple[int, str], tuple[Segment, _LongForm]] = field(default_factory=dict)
 
-    def of(self, segment: Segment, kind: str) -> _Written:
+    def of(self, segment: Segment, kind: str) -> _LongForm:
         """The long form of a segment in a pass of a kind."""
         key = id(segment), kind
         if key not in self.known:
@@ -62,15 +62,15 @@ class _Pieces:
             return [[at] for at in range(len(segment.steps))]
         return split_into_sections(segment.steps, self.disturbed)
 
-    def _write(self, segment: Segment, kind: str) -> _Written:
-        pieces, place = list[_Piece](), dict[int, int]()
+    def _write(self, segment: Segment, kind: str) -> _LongForm:
+        pieces, place = list[_WrittenNode](), dict[int, int]()
         for section in self._sections(segment):
             opening = segment.steps[section[0]]
             after = tuple(dict.fromkeys(place[at] for at in opening.after))
             part = take_section(segment, section) if len(section) > 1 else None
             node = _step(segment, section[0], kind) if part is None else _section(part, kind)
             place |= dict.fromkeys(section, len(pieces))
-            pieces.append(_Piece(node, part, after, opening.layer))
+            pieces.append(_WrittenNode(node, part, after, opening.layer))
         return pieces, tuple(dict.fromkeys(place[at] for at in terminals(segment.steps)))
 
 
