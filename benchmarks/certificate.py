@@ -169,9 +169,15 @@ def misplaced(case: Case, found: simpar.SearchResult, plans: list[Simulated]) ->
             yield "variant", f"{name} takes {least_s} s, listed with {step_s} s; {case.describe()}"
     certain = told.get("certified", 0)
     last_s = listed[min(certain, len(listed) - 1)].step_time_s
-    for name, step_s in best.items():
-        if name not in shown and step_s < last_s * (1 - MATCH):
-            yield "missing", f"{name} takes {step_s} s, {certain} certified up to {last_s} s; {case.describe()}"
+    # one microbatch runs alike under several schedules, which are one row
+    same = {(one.step_time_s, one.needed_bytes) for one in plans if one.fits and layout(one.keys) in shown}
+    for one in plans:
+        is_new = one.fits and layout(one.keys) not in shown and (one.step_time_s, one.needed_bytes) not in same
+        if is_new and one.step_time_s < last_s * (1 - MATCH):
+            yield (
+                "missing",
+                f"{one.keys} takes {one.step_time_s} s, {certain} certified up to {last_s} s; {case.describe()}",
+            )
     if certain == told.get("found") < min(len(best), TOP) - 1:
         yield "short", f"{len(listed)} of {len(best)} layouts are listed, {told}; {case.describe()}"
 

@@ -86,7 +86,8 @@ def hints_of(draw: tuple[int, int, str]) -> list[dict[str, Any]] | None:
         return None
     before = lost_by_target(result, inputs)
     found = []
-    for hint in advise(result, {**inputs, "plan": plan}).why.hints[len(result.why.hints) :]:
+    told = [hint for hint in advise(result, {**inputs, "plan": plan}).why.hints if hint not in result.why.hints]
+    for hint in (each for each in told if each.startswith("--")):  # the others say that there is none, and why
         changed = plan.with_values(**from_flags(hint.split(": ")[0]))
         after = lost_by_target(simpar.simulate(**inputs, plan=changed), inputs)
         can_run = any(after[name] <= before[name] for name in before)

@@ -91,7 +91,8 @@ class Beside:
             rows = [self.row, *self.ranking.rows]
             beats += [one for one, row in zip(results, rows, strict=False) if is_beat(self.frontier, row)]
         marks = [{GAINS_BY_MEETING: True} if any(one is each for each in beats) else {} for one in choice.results]
-        return replace(choice, figures=tuple(each | mark for each, mark in zip(choice.figures, marks, strict=True)))
+        figures = tuple({**each, **mark} for each, mark in zip(choice.figures, marks, strict=True))
+        return replace(choice, figures=figures)
 
     def _choice(self, results: Sequence[Result]) -> RankedResults:
         """The choice, with probabilities over all layouts that may be as good.
