@@ -8,8 +8,8 @@ simulates all of their product, of which only those plans count that ``simpar.si
 certificate holds where none of them is faster than the certified best, and every plan that the answer lists
 (candidates, choices made without a search, points of less memory) fits as simulated with the headroom asked for, is
 listed once, and takes the step and the memory that are said. Layouts that are certified to be the next best are those
-of brute force: no other layout is faster, and none has a variant that is faster by more than the tolerance. Exit code 1
-where one does not.
+of brute force: no other layout is faster, and none has a variant that is faster by more than the tolerance. No plan of
+a kind of layouts is faster than it is said that any can be. Exit code 1 where something does not hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,9 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
         return "beaten", f"{loss:.3%} by {best.keys} ({best.step_time_s} s); {case.describe()}"
     if not found.certified_optimal:
         return "uncertified", f"gap {found.gap}; {case.describe()}"
-    for wrong in itertools.chain(listed_wrongly(case, found), misplaced(case, found, plans)):
+    for wrong in itertools.chain(
+        listed_wrongly(case, found), misplaced(case, found, plans), costed_wrongly(case, found, plans)
+    ):
         return wrong
     told = found.details.get("runners_up", {})
     return "holds", f"{len(plans)} plans, {told.get('certified', 0)} of {told.get('found', 0)} next certified"
@@ -180,6 +182,31 @@ def misplaced(case: Case, found: simpar.SearchResult, plans: list[Simulated]) ->
             )
     if certain == told.get("found") < min(len(best), TOP) - 1:
         yield "short", f"{len(listed)} of {len(best)} layouts are listed, {told}; {case.describe()}"
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "no tensor parallelism": lambda keys: keys["tp"] == 1,
+    "no expert parallelism": lambda keys: keys["ep"] == 1,
+    "no pipeline": lambda keys: keys["pp"] == 1,
+    "2 to 4 pipeline ranks": lambda keys: 2 <= keys["pp"] <= 4,
+    "5 to 16 pipeline ranks": lambda keys: 5 <= keys["pp"] <= 16,
+    **{
+        f"recompute {name}": lambda keys, name=name: keys["recompute"] == name for name in ("none", "selective", "full")
+    },
+}
+"""Kinds of layouts that are recognised here, by their words."""
+
+
+def costed_wrongly(case: Case, found: simpar.SearchResult, plans: list[Simulated]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the costs of kinds of layouts: a plan of the kind is faster than it is said that any is."""
+    for kind in found.details.get("kinds", ()):
+        if (is_of_it := KINDS.get(kind["kind"])) is None:
+            continue
+        best_s = min((one.step_time_s for one in plans if one.fits and is_of_it(one.keys)), default=NOTHING)
+        said = {name: kind.get(name) for name in ("kind", "step_time_s", "at_least_s", "why")}
+        least_s = kind.get("at_least_s", NOTHING if kind.get("plan") is None else 0.0)
+        if least_s > best_s * (1 + MATCH) or kind.get("step_time_s", NOTHING) < best_s * (1 - MATCH):
+            yield "kind", f"{best_s} s, said {said}; {case.describe()}"
 
 
 def asked_keys(plan: simpar.Plan) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     results = [search.ranked()[0].report(), *beside.runners_up()]
     choice = beside.choose(results)
     beside.add_others(results[0])
-    details = beside.more | beside.certified(results)
+    details = beside.more | beside.certified(choice.results)
     if search.fields:
         details["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     details |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}

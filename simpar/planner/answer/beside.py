@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simpar.dataclass import dataclass
@@ -16,6 +16,8 @@ from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import SimulatedPlan, reports
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.problem import BY_REGRET
+from simpar.planner.progress import TOP
 from simpar.planner.result import GAINS_BY_MEETING
 from simpar.report.result import Result
 
@@ -39,6 +41,8 @@ class Beside:
     tie: dict[str, object] = dataclasses.field(default_factory=dict)
     simulated_elsewhere: int = 0
     simulated_before: int = dataclasses.field(init=False)
+    _taken: list[int] = dataclasses.field(default_factory=list)
+    _unseen_s: list[float] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.simulated_before = self._in_frontiers
@@ -68,31 +72,52 @@ class Beside:
         return num_compared(self.winner.problem, self.search.progress.top) - 1
 
     def runners_up(self) -> list[Result]:
-        """The next best layouts, best first; those at hand if the search was stopped."""
-        progress, wanted = self.search.progress, self.wanted
-        if self.ranking is None or wanted < 1:
+        """The next best layouts, best first; those at hand if the search was stopped.
+
+        Where probabilities are told, these are those that are always compared: :meth:`choose` adds the others that are
+        shown.
+        """
+        return self._next(min(self.wanted, TOP - 1) if self.winner.problem.objective == BY_REGRET else self.wanted)
+
+    def _next(self, count: int) -> list[Result]:
+        """The best ``count`` layouts beside those that were taken before."""
+        progress, taken = self.search.progress, len(self._taken)
+        if self.ranking is None or count <= taken:
             return []
         if not progress.interrupted:
             progress.report("comparing the best with others", self.search.counts(), self.search.best)
             with progress.stoppable():
-                self.ranking.find(wanted)
-        plans = self.ranking.ranked()[:wanted]
+                self.ranking.find(count)
+        rows = [row for row in self.ranking.rows if row not in self._taken][: count - taken]
         if progress.interrupted:  # a step that has been let go would have to be run again
-            plans = [one for one in plans if one.is_at_hand]
-        return reports(plans, progress.workers)
+            rows = [row for row in rows if self.frontier.simulated[row].is_at_hand]
+        self._taken += rows
+        return reports([self.frontier.simulated[row] for row in rows], progress.workers)
 
     def choose(self, results: Sequence[Result]) -> RankedResults:
-        """The choice among results, which says of each that gains by meetings alone that it does (:func:`is_beat`)."""
-        choice = self._choice(results)
+        """The choice among results, with the others that are shown behind them.
+
+        Probabilities and choice are the same however many are shown, unless own measurements tell layouts apart. Those
+        behind that no probability is over have none. A result that gains by meetings alone says so (:func:`is_beat`).
+        """
+        choice, counted = self._choice(results), set(self.ranking.rows if self.ranking else ())
+        more = self._next(self.wanted)
+        if more and choice.limit_s is None:
+            choice = rank_results(self.winner.problem, [*results, *more])
+        elif more:
+            rows = self._taken[len(results) - 1 :]
+            among = [*results, *(one for one, row in zip(more, rows, strict=True) if row in counted)]
+            told = rank_results(self.winner.problem, among, self._others_s(counted.difference(self._taken)))
+            figures = [told.figures_of(one) if row in counted else {} for one, row in zip(more, rows, strict=True)]
+            choice = choice.followed_by(more, figures)
         if self.ranking is None or self.search.progress.interrupted:
             return choice
-        beats = list[Result]()
+        beats, shown = list[Result](), [self.frontier.simulated[row] for row in (self.row, *self._taken)]
         with self.search.progress.stoppable():
-            rows = [self.row, *self.ranking.rows]
-            beats += [one for one, row in zip(results, rows, strict=False) if is_beat(self.frontier, row)]
+            for row, one in zip((self.row, *self._taken), shown, strict=True):
+                beats += [one.report()] if is_beat(self.frontier, row) else []
         marks = [{GAINS_BY_MEETING: True} if any(one is each for each in beats) else {} for one in choice.results]
-        figures = tuple({**each, **mark} for each, mark in zip(choice.figures, marks, strict=True))
-        return replace(choice, figures=figures)
+        return replace(choice, figures=tuple({**own, **mark} for own, mark in zip(choice.figures, marks, strict=True)))
 
     def _choice(self, results: Sequence[Result]) -> RankedResults:
         """The choice, with probabilities over all layouts that may be as good.
@@ -109,12 +134,16 @@ class Beside:
             return choice
         with progress.stoppable():
             self.ranking.settle(limit_s)
-        others_s = [one.step_time_s for one in self.ranking.ranked()[len(results) - 1 :]]
         unseen_s, plans = self.ranking.unseen(limit_s)
-        others_s += (unseen_s * self.ranking.usual_ratio).tolist()
-        others_s = sorted(others_s)[:MOST_COMPARED]
+        self._unseen_s = (unseen_s * self.ranking.usual_ratio).tolist()
+        others_s = self._others_s({*self.ranking.rows}.difference(self._taken))
         self.tie = {"layouts": len(results) + len(others_s), "not_simulated": plans}
         return replace(rank_results(problem, results, others_s), limit_s=limit_s)
+
+    def _others_s(self, rows: Iterable[int]) -> list[float]:
+        """Steps in seconds of some simulated layouts, and of those that were not simulated and may be as good."""
+        simulated = (self.frontier.simulated[row].step_time_s for row in rows)
+        return sorted([*simulated, *self._unseen_s])[:MOST_COMPARED]
 
     @property
     def _in_frontiers(self) -> int:

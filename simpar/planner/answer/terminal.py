@@ -315,7 +315,8 @@ def _print_candidates(result: SearchResult, console: Console) -> None:
     rows = []
     for one in result.candidates:
         lost = one.step_time_s - result.shortest.step_time_s
-        odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
+        likely = one.figures.get("best_probability")
+        odds = ["" if likely is None else f"{likely:.0%}"] if compared else []
         rows.append((
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
             f"{one.mfu:.1%}", f"{one.figures['peak_reserved_bytes'] / GIB:.1f}",

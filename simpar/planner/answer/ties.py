@@ -1,6 +1,9 @@
 """The choice among plans whose predicted steps differ by less than predictions err."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +37,18 @@ class RankedResults:
     figures: tuple[Mapping[str, object], ...]
     why: tuple[str, ...] = ()
     limit_s: float | None = None
+
+    def figures_of(self, result: Result) -> Mapping[str, object]:
+        """The figures of one of the results."""
+        return next(own for one, own in zip(self.results, self.figures, strict=True) if one is result)
+
+    def followed_by(self, more: Sequence[Result], figures: Sequence[Mapping[str, object]]) -> RankedResults:
+        """These results and more of them, tied ones first; none of those is tied if the first of these is not."""
+        open_ = bool(self.figures[0].get("tied"))
+        marked = [{**each, "tied": open_ and each["tied"]} if "tied" in each else each for each in figures]
+        every = [*zip(self.results, self.figures, strict=True), *zip(more, marked, strict=True)]
+        every.sort(key=lambda one: not one[1].get("tied"))
+        return replace(self, results=tuple(one for one, _ in every), figures=tuple(own for _, own in every))
 
 
 def num_compared(problem: Problem, top: int) -> int:

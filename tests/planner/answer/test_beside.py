@@ -50,6 +50,25 @@ def test_the_short_answer_is_the_whole_one_without_what_it_does_not_show(monkeyp
 
 
 @pytest.mark.slow
+def test_probabilities_do_not_depend_on_how_many_are_shown():
+    """The first five have the same figures among twelve, and layouts that no probability is over have none."""
+    few, many = (
+        simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW, progress=SearchProgress(top=top, brief=True))
+        for top in (5, 12)
+    )
+    assert (len(few.candidates), len(many.candidates)) == (5, 12)
+    by_plan = {one.plan.model_dump_json(): (one.figures, one.why) for one in many.candidates}
+    assert all(by_plan[one.plan.model_dump_json()] == (one.figures, one.why) for one in few.candidates)
+    assert few.best.plan == many.best.plan
+    assert few.details["tie"] | {"candidates": 0} == many.details["tie"] | {"candidates": 0}
+    ties = [bool(one.figures.get("tied")) for one in many.candidates]
+    assert ties == sorted(ties, reverse=True)
+    told = [one.figures["best_probability"] for one in many.candidates if "best_probability" in one.figures]
+    assert 5 <= len(told) <= few.details["tie"]["layouts"]
+    assert sum(told) < 1.03  # of those behind the five, what steps are made of is known once they are shown
+
+
+@pytest.mark.slow
 def test_probabilities_are_over_all_layouts_that_may_be_tied():
     """More layouts than are shown: those shown share less than all of it."""
     found = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW, progress=SearchProgress(brief=True))
