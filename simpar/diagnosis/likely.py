@@ -37,7 +37,8 @@ class Pace:
 
     Steps that stand out, ``late_ratio`` times as long as the median, take ``late_share`` of the time more than it, one
     of ``late_every`` steps (0: irregularly). Of the others, the last quarter is by ``drift`` slower than the first, at
-    once if ``jumps``; ``scatter`` is the standard deviation of their logarithms, without the drift.
+    once if ``jumps``; ``scatter`` is the standard deviation of their logarithms, without the drift; by ``by_chance``
+    the two quarters may differ without any.
     """
 
     late_share: float = 0.0
@@ -46,6 +47,12 @@ class Pace:
     drift: float = 0.0
     jumps: bool = False
     scatter: float = 0.0
+    by_chance: float = 0.0
+
+    @property
+    def drifts(self) -> bool:
+        """Whether later steps are slower, by more than the quarters differ by chance."""
+        return self.drift > max(DRIFT, self.by_chance)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,9 @@ def pace_of(times_s: Sequence[float]) -> Pace | None:
     left = step if jumps else line
     every = gaps.pop() if len(late) > 2 and len(gaps) == 1 else 0
     ratio = float(np.median(times[late])) / usual if len(late) else 1.0
-    return Pace(share, ratio, every, float(np.expm1(drift)), jumps, float(left.std()))
+    scatter = float(left.std())
+    by_chance = NOISE * scatter * np.sqrt(2 / quarter)
+    return Pace(share, ratio, every, float(np.expm1(drift)), jumps, scatter, float(by_chance))
 
 
 def _standing_out(ratios: Floats) -> Ints:
@@ -141,9 +150,10 @@ def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again:
         return causes
     if again is not None and (said := _recomputed(log, step_time_s, result, again)):
         return [said, *causes]
-    if pace is None and step_time_s > CLEAR * result.step_time_s:
-        return [_of_few(log, step_time_s - result.step_time_s)]
-    steady = pace is not None and pace.drift <= DRIFT and pace.scatter < SCATTER
+    scatters = pace is not None and pace.scatter >= SCATTER and not causes and not any(causes_in_phases(log))
+    if (pace is None or scatters) and step_time_s > CLEAR * result.step_time_s:
+        return [_without_signature(log, pace, step_time_s - result.step_time_s)]
+    steady = pace is not None and not pace.drifts and pace.scatter < SCATTER
     if steady and step_time_s > CLEAR * result.step_time_s:
         longer = f"{format_seconds(step_time_s - result.step_time_s)} longer than predicted"
         gap = f"the other steps are {longer}, too" if causes else f"every step is {longer}, none stands out"
@@ -164,13 +174,20 @@ def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again:
     return causes
 
 
-def _of_few(log: LogRun, gap_s: float) -> LikelyCause:
-    """What a gap may be where too few steps are logged to see a signature in them."""
-    few = number_of(len(log.times_s), "logged step")
+def _without_signature(log: LogRun, pace: Pace | None, gap_s: float) -> LikelyCause:
+    """What a gap may be where too few steps are logged to see a signature in them, or they scatter too much."""
+    longer = f"the step is {format_seconds(gap_s)} longer than predicted, and"
+    if pace is None:
+        few = number_of(len(log.times_s), "logged step")
+        return LikelyCause(
+            "eager code, a slow rank or a loader",
+            f"{longer} of {few} nobody can tell which",
+            f"{FEWEST} logged steps or more, or a trace of one rank (simpar explain trace-rank0.json)",
+        )
     return LikelyCause(
-        "eager code, a slow rank or a loader",
-        f"the step is {format_seconds(gap_s)} longer than predicted, and of {few} nobody can tell which",
-        f"{FEWEST} logged steps or more, or a trace of one rank (simpar explain trace-rank0.json)",
+        "a machine that others use, eager code, a slow rank or a loader",
+        f"{longer} steps that scatter by {pace.scatter:.0%} do not tell which",
+        "a trace of every rank (simpar explain trace-rank*.json), or the same run while nothing else runs there",
     )
 
 
@@ -182,13 +199,13 @@ def _in_time(pace: Pace) -> Iterator[LikelyCause]:
             f"{often} {pace.late_ratio:.2g} times the median: {pace.late_share:.0%} of the time more",
             "the same run on data that cost nothing, without checkpoints: the long steps are gone",
         )
-    if pace.drift > DRIFT and pace.jumps:
+    if pace.drifts and pace.jumps:
         yield LikelyCause(
             "slow rank",
             f"steps become {pace.drift:.0%} longer at once, and stay so",
             "traces or flight recorders of all ranks after that: one comes last to collectives",
         )
-    elif pace.drift > DRIFT:
+    elif pace.drifts:
         yield LikelyCause(
             "clock",
             f"steps become {pace.drift:.0%} longer little by little",

@@ -83,6 +83,20 @@ def test_few_steps_show_no_signature(result):
     assert likely_causes(log(FLAT[:5]), 1.07 * result[0].step_time_s, *result) == []
 
 
+def test_steps_that_scatter_show_no_signature(result):
+    """A gap is said to be open; quarters that differ as noise lets them are no drift, ones that differ by more are."""
+    step_s = 1.5 * result[0].step_time_s
+    for seed in range(20):
+        noise = np.exp(np.random.default_rng(seed).normal(0.0, 0.15, 40))
+        pace = pace_of(noise)
+        assert pace.by_chance == pytest.approx(2.5 * pace.scatter * (2 / 10) ** 0.5)
+        (found,) = likely_causes(log(noise * step_s), step_s, *result)
+        assert found.cause.startswith("a machine that others use") or abs(pace.drift) > pace.by_chance
+    assert sum(pace_of(np.exp(np.random.default_rng(n).normal(0.0, 0.15, 40))).drifts for n in range(200)) < 20
+    falling = noise * np.linspace(1.0, 2.5, 40)
+    assert [each.cause for each in likely_causes(log(falling * step_s), step_s, *result)] == ["clock"]
+
+
 def test_no_gap_has_no_cause(result):
     """Steps as predicted, or shorter."""
     step_s = result[0].step_time_s
