@@ -103,8 +103,9 @@ def _state_heads(layout: Layout, graph: ModelGraph) -> Refusals:
     yield (
         (cp > 1) & ~shares_states(cp, heads, groups),
         lambda: (
-            f"plan.cp = {cp}: does not divide the {heads} heads of state-space layers on a rank, in {groups} groups; "
-            f"allowed: {', '.join(str(n) for n in range(1, int(heads) + 1) if shares_states(n, heads, groups))}"
+            f"plan.cp = {cp}: so many ranks cannot share the {heads} heads, in {groups} groups, of a rank's "
+            "state-space layers; allowed: "
+            + ", ".join(str(n) for n in range(1, int(heads) + 1) if shares_states(n, heads, groups))
         ),
     )
     yield (

@@ -17,7 +17,7 @@ def ranks_of(cp, **choices):
 
 
 def exchanged(call, given, ranks, monkeypatch):
-    """What every rank gets from a call that exchanges once, of what each of them gives."""
+    """What every rank gets from a call that exchanges once, of what each of them gives, and how much each sends."""
     sent = []
     keep = lambda x, _, split, join: sent.append((x, split, join)) or x  # noqa: E731
     monkeypatch.setattr(state_heads.Exchange, "apply", keep)
@@ -31,7 +31,7 @@ def exchanged(call, given, ranks, monkeypatch):
         arrived = torch.cat([x.chunk(len(ranks), split)[rank.rank] for x, split, _ in sent], dim=sent[0][2])
         monkeypatch.setattr(state_heads.Exchange, "apply", lambda *_, arrived=arrived: arrived)
         results.append(call(each, rank))
-    return results
+    return results, {x.numel() for x, _, _ in sent}
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,14 @@ def test_heads_see_the_sequence_in_its_order_and_go_back(cp, choices, monkeypatc
     whole = [torch.randn(BATCH, SEQ, size) for size in sizes]
     ranks = ranks_of(cp, **choices)
     given = [tuple(x[:, rank.positions(SEQ // cp)] for x in whole) for rank in ranks]
-    there = exchanged(lambda mine, rank: to_heads(mine, groups, rank), given, ranks, monkeypatch)
+    there, there_elements = exchanged(lambda mine, rank: to_heads(mine, groups, rank), given, ranks, monkeypatch)
+    inner, copies = heads * WIDTH, max(groups, cp)
+    assert there_elements == {BATCH * SEQ // cp * (2 * inner + 2 * copies * STATE + heads)}  # as it is priced
     for rank, parts in zip(ranks, there, strict=True):
         for number, (part, x) in enumerate(zip(parts, whole, strict=True)):
             of_groups = (groups,) if number in (2, 3) else ()
             expected = of_rank(x.unflatten(-1, (groups if of_groups else heads, -1)).movedim(2, 0), rank, *of_groups)
             assert torch.equal(part, expected.movedim(0, 2).flatten(-2))
-    back = exchanged(to_tokens, [parts[1] for parts in there], ranks, monkeypatch)
+    back, back_elements = exchanged(to_tokens, [parts[1] for parts in there], ranks, monkeypatch)
+    assert back_elements == {BATCH * SEQ // cp * inner}
     assert all(torch.equal(x, mine[1]) for x, mine in zip(back, given, strict=True))

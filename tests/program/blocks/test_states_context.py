@@ -63,9 +63,9 @@ PARTED = {"model_type": "nemotron_h", **DECLARED["nemotron_h"].tiny, "mamba_num_
 @pytest.mark.parametrize(
     ("model", "plan", "said"),
     [
-        (read(PARTED, "parted"), {"cp": 4}, "12 heads of .* on a rank, in 6 groups; allowed: 1, 2, 3, 6, 12$"),
+        (read(PARTED, "parted"), {"cp": 4}, "12 heads, in 6 groups, of a rank.* allowed: 1, 2, 3, 6, 12$"),
         ("mamba2-2.7b", {"cp": 4, "ulysses": 2}, "whose heads all of cp = 4 exchange; allowed: 1, 4"),
-        ("mamba2-2.7b", {"cp": 32}, "plan.cp = 32: does not divide the 80 heads of state-space layers on a rank"),
+        ("mamba2-2.7b", {"cp": 32}, "plan.cp = 32: so many ranks cannot share the 80 heads, in 1 groups"),
         ("qwen3-next-80b-a3b", {"cp": 2}, "carries states along the sequence; allowed: 1"),
     ],
 )
