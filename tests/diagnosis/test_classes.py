@@ -45,7 +45,9 @@ def test_the_kernels_of_deepseeks_trace():
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
         ("Memcpy DtoD (Device -> Device)", "copy"), ("Memset (Device)", "memset"), ("aten::addmm", "gemm"),
         ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel", "norm"), ("aten::t", "host"),
-        ("my_own_kernel_17", "other"),
+        ("my_own_kernel_17", "other"), ("MIOpenBatchNormFwdTrainSpatial", "norm"), ("aten::cudnn_batch_norm", "norm"),
+        ("void at::native::batch_norm_collect_statistics_channels_last_kernel<InvStd, float>", "norm"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512>", "norm"),
     ],
 )  # fmt: skip
 def test_usual_names(name, wanted):
