@@ -1,6 +1,7 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
 from dataclasses import field
+from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, terminals
@@ -135,16 +136,14 @@ def _append_steps(
     written, ends = pieces.of(segment, node.kind)
     first = len(nodes)
     for piece in written:
-        opens = not piece.after
-        nodes.append(
-            piece.node.but(
-                after=last if opens else tuple(first + at for at in piece.after),
-                arrival=arrival and opens,
-                awaits=awaits if opens else (),
-                layer=layer if piece.layer is None else piece.layer,
-                **({} if piece.section is None else {"name": node.name, "segments": ((node.layer, piece.section),)}),
-            )
-        )
+        facts: dict[str, Any] = {"layer": layer if piece.layer is None else piece.layer}
+        if piece.after:
+            facts["after"] = tuple([first + at for at in piece.after])
+        else:
+            facts |= {"after": last, "arrival": arrival, "awaits": awaits}
+        if piece.section is not None:
+            facts |= {"name": node.name, "segments": ((node.layer, piece.section),)}
+        nodes.append(piece.node.but(**facts))
     return (*(first + at for at in ends), *host) or last
 
 
