@@ -107,3 +107,14 @@ def test_neighbours_of_too_many_ops_are_bounded_only(capsys, monkeypatch):
     assert code == 0
     assert not found["neighbours"]
     assert found["least_s"] > 0
+
+
+def test_the_first_neighbour_may_be_large(capsys, monkeypatch):
+    """The one with the lowest bound is simulated whatever others have; with it, the ops for others are spent."""
+    _, usual = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
+    monkeypatch.setattr(nearby, "MOST_OPS", 1)
+    code, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
+    assert code == 0
+    assert len(usual["neighbours"]) > 1
+    (large,) = found["neighbours"]
+    assert large in usual["neighbours"]
