@@ -128,8 +128,10 @@ def assert_comes_back(target, model, values):
     """The plan of the config is the one that went, but for what the command says."""
     plan, files = sent(target, model, values)
     with with_texts(files):
-        back = read(files[FILES[target]], FILES[target], target).plan
-    assert_same(target, plan, back, IN_SCRIPT.get(target, ()))
+        found = read(files[FILES[target]], FILES[target], target)
+    # gradients that wait for the last microbatch are the framework's doing, which the export says
+    went, back = (found.waiting(each, 8, TRAINING.global_batch) for each in (plan, found.plan))
+    assert_same(target, went, back, IN_SCRIPT.get(target, ()))
 
 
 def assert_launchers_come_back(target, model, values):
