@@ -98,12 +98,15 @@ def hints_of(draw: tuple[int, int, str]) -> list[dict[str, Any]] | None:
 
 
 def lost_by_target(result: Result, inputs: dict[str, Any]) -> dict[str, set[tuple[str, str]]]:
-    """What every target of the stack loses of the simulated plan, as its export says: fields with their values."""
+    """What every target of the stack loses of the simulated plan, as its export says: fields with their values.
+
+    Of layers it is the field alone: a cut follows from the mesh, and no change asks for one.
+    """
     lost = {}
     for name in whole_targets(inputs["stack"]):
         try:
             exported = draft(result.plan, inputs["model"], inputs["training"], name, lossy=True)
-            lost[name] = {(loss.field, str(loss.value)) for loss in exported.lost}
+            lost[name] = {(each.field, "" if each.field == "layers" else str(each.value)) for each in exported.lost}
         except simpar.UserError as error:
             lost[name] = {("", str(error))}
     return lost
