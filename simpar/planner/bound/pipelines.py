@@ -269,10 +269,10 @@ class Pipelines:
             return np.zeros((len(which), *size))
         rows, senders = self.jobs.rows, self._senders_of(shape)
         code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
-        distinct, first = np.unique(code, return_index=True)
-        codes, values = self._sent.get((senders.number, timed), (distinct[:0], np.zeros((0, *size))))
-        new = first[~np.isin(distinct, codes)]
+        codes, values = self._sent.get((senders.number, timed), (code[:0], np.zeros((0, *size))))
+        new = np.flatnonzero(~_found(codes, code))
         if len(new):
+            new = new[np.unique(code[new], return_index=True)[1]]
             pipes, made = which[new], np.empty((len(new), *size))
             for alike in group_indices((self._meshes if self.blocks.lockstep.happens else self._strides)[pipes]):
                 made[alike] = self._send(shape, senders, pipes[alike], timed)
@@ -376,3 +376,9 @@ class Pipelines:
     def _meshes(self) -> Ints:
         """A number for the mesh of every pipeline."""
         return self.jobs.rows.subset(self.row).number((*DEGREES, "etp", "order"))
+
+
+def _found(among: Ints, values: Ints) -> Flags:
+    """Which values are among others, which ascend."""
+    at = np.searchsorted(among, values)
+    return np.asarray(np.append(among, -1)[at] == values)

@@ -98,14 +98,17 @@ class SimulatedPlan:
         return self
 
     @staticmethod
-    def let_go(simulated: Iterable[SimulatedPlan], last: SimulatedPlan | None = None) -> None:
+    def let_go(simulated: Iterable[tuple[int, SimulatedPlan]], last: SimulatedPlan | None = None) -> None:
         """Free all steps but ``last`` and the best few that are not large; the best plans are reported first.
 
-        A report takes a fraction of what running a large step again would, but where ranks are slow: then it runs the
-        step without them, which few of the plans will need.
+        Each comes with the number of its layout, of which answers show the best plan alone. A report takes a fraction
+        of what running a large step again would, but where ranks are slow: then it runs the step without them, which
+        few of the plans will need.
         """
-        ops, held = 0, 0
-        for place, one in enumerate(sorted(simulated, key=lambda one: (not one.fits, one.worth))):
+        ops, held, seen = 0, 0, set[int]()
+        for place, (layout, one) in enumerate(sorted(simulated, key=lambda each: (not each[1].fits, each[1].worth))):
+            shown = layout not in seen
+            seen.add(layout)
             if not one.kept:
                 continue
             ops, held = ops + one.num_ops, held + 1
@@ -113,7 +116,7 @@ class SimulatedPlan:
             best = held == 1 and (slow or one.num_ops <= MANY_OPS)
             if best or one is last or (held <= MAX_KEPT_STEPS and ops <= MAX_KEPT_OPS):
                 continue
-            if place < REPORTED and one.fits and not slow:
+            if place < REPORTED and shown and one.fits and not slow:
                 one.report()
             one.release()
 

@@ -245,13 +245,13 @@ class Frontier:
             self._active = kept
         return row
 
-    def layouts(self) -> Ints:
-        """The layout number of every row, from 0.
+    def layouts(self, which: Ints | None = None) -> Ints:
+        """The layout number of every row or of some, from 0 among these; rows of one layout are its variants.
 
-        Rows of one layout are its variants: they differ only in virtual stages, ZeRO stages that keep whole parameters,
-        other data parallelism, and the order of ranks.
+        They differ only in virtual stages, ZeRO stages that keep whole parameters, other data parallelism and order.
         """
-        return factorize(self.rows.number(LAYOUT_AXES, fully_sharded(self.rows), 2))[1]
+        rows = self.rows if which is None else self.rows.subset(which)
+        return factorize(rows.number(LAYOUT_AXES, fully_sharded(rows), 2))[1]
 
     def find_promising(self, mask: Flags, near: Rows) -> Flags:
         """The few rows of a mask that are likely to have the shortest steps, with bounds of their whole steps.
@@ -319,8 +319,7 @@ class Frontier:
 
     def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
-        # never hold two large Programs beside the one that is being made
-        plan, room = plan_of(self.rows, row), self._release_steps
+        plan, room = plan_of(self.rows, row), self._release_steps  # never two large Programs beside that being made
         result = measure(self.rows.problem, plan, self._large, room)
         self.record(row, result)
         return result
@@ -360,7 +359,8 @@ class Frontier:
 
     def _release_steps(self, last: SimulatedPlan | None = None) -> None:
         """Free all simulated steps but the best and ``last``."""
-        SimulatedPlan.let_go(self.simulated.values(), last)
+        layouts = self.layouts(np.array([*self.simulated], dtype=np.int64)).tolist()
+        SimulatedPlan.let_go(zip(layouts, self.simulated.values(), strict=True), last)
 
     def count_unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
