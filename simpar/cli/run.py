@@ -71,10 +71,15 @@ RUN_FLAGS = (
         "measuring.memory_snapshot",
         bool,
     ),
-    ScenarioFlag("--tokens", "Train on a folder of simpar tokenize, or a flat binary file of token ids"),
-    ScenarioFlag("--token-dtype", "Data type of that file: uint16, uint32, int32 or int64", "data.dtype"),
+    ScenarioFlag(
+        "--tokens",
+        "Train on a folder of simpar tokenize, Megatron's PREFIX of .bin and .idx, or a flat binary file of token ids",
+    ),
+    ScenarioFlag("--token-dtype", "Data type of a flat file: uint16, uint32, int32 or int64", "data.dtype"),
     ScenarioFlag("--text", "Train on a file or folder of text, JSON lines or parquet, or a saved dataset"),
-    ScenarioFlag("--validation", "Share of the documents of --text to hold out", "data.validation", float),
+    ScenarioFlag(
+        "--validation", "Share of the documents of --text, or of an index, to hold out", "data.validation", float
+    ),
     ScenarioFlag("--pack/--no-pack", "Sequences of several documents, or of one (default: several)", "data.pack", bool),
     ScenarioFlag(
         "--apart/--across",

@@ -54,7 +54,10 @@ def _said(done: Any) -> str:
 @app.command(epilog="Example: simpar data tokens > documents.yaml")
 def data(
     source: Annotated[
-        str, typer.Argument(help="A folder of simpar tokenize, or text with --tokenizer", metavar="TOKENS")
+        str,
+        typer.Argument(
+            help="A folder of simpar tokenize, PREFIX of .bin and .idx, or text with --tokenizer", metavar="TOKENS"
+        ),
     ],
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="Of text: folder of a tokenizer, a tokenizer.json, or bytes")

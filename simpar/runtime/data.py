@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.runtime.indexed import IndexedTokens, prefix_of
 from simpar.runtime.job import Data
 from simpar.runtime.tokenize import COUNTED, ENDS, MANIFEST, TOKENS, TokenManifest
 from simpar.units import Ints
@@ -186,21 +187,38 @@ class SeparateDocuments:
         return np.asarray(self.ends[low:high], dtype=np.int64) - first
 
 
-def open_source(data: Data, training: Training, vocab: int, seed: int) -> SampleSource:
-    """The source that a job names. Raises UserError for a file that is missing or too short."""
+def open_source(data: Data, training: Training, vocab: int, seed: int, *, held_out: bool = False) -> SampleSource:
+    """The source that a job names, or what ``data.validation`` holds out of an indexed dataset.
+
+    Raises UserError for a file that is missing or too short.
+    """
     if data.kind == "synthetic":
         return Synthetic(vocab, training.seq_len, seed)
     path = Path(str(data.path))
     if path.is_dir():
         return _folder(path, data, training, vocab)
-    if not data.pack:
-        raise UserError(f"{path}: --no-pack: its documents are not known; allowed: a folder of simpar tokenize")
-    if data.apart:
-        raise UserError(f"{path}: --apart: its documents are not known; allowed: a folder of simpar tokenize")
+    if data.kind == "tokens" and (prefix := prefix_of(path)) is not None:
+        indexed = IndexedTokens.open(prefix)
+        if data.validation:
+            indexed = indexed.split(data.validation)[held_out]
+        name = f"{prefix}, held out" if held_out else str(prefix)
+        return _of_documents(TokenFile(indexed.tokens, training.seq_len, vocab, name), indexed.ends, data)
+    for flag, wanted in (("--no-pack", not data.pack), ("--apart", data.apart)):
+        if wanted:
+            allowed = "a folder of simpar tokenize, or PREFIX.bin with PREFIX.idx"
+            raise UserError(f"{path}: {flag}: its documents are not known; allowed: {allowed}")
     tokens = _mapped(path, np.dtype("uint8" if data.kind == "text" else data.dtype))
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
     _check_length(source)
     return source
+
+
+def _of_documents(source: TokenFile, ends: NDArray[np.integer], data: Data) -> SampleSource:
+    """Documents one behind the other as the data wants them. Raises UserError for too few tokens."""
+    if not data.pack:
+        return PaddedDocuments(source, ends)
+    _check_length(source)
+    return SeparateDocuments(source, ends) if data.apart else source
 
 
 def _check_length(source: TokenFile) -> None:
@@ -227,11 +245,7 @@ def _folder(path: Path, data: Data, training: Training, vocab: int) -> SampleSou
             f"{path}: has {len(tokens)} tokens of {len(ends)} documents, {MANIFEST} says {manifest.tokens} of "
             f"{manifest.documents}; allowed: the files as simpar tokenize wrote them"
         )
-    source = TokenFile(tokens, training.seq_len, vocab, str(path), counted)
-    if not data.pack:
-        return PaddedDocuments(source, ends)
-    _check_length(source)
-    return SeparateDocuments(source, ends) if data.apart else source
+    return _of_documents(TokenFile(tokens, training.seq_len, vocab, str(path), counted), ends, data)
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:

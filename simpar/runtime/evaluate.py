@@ -9,6 +9,7 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.data import Loader, SampleSource, open_source
+from simpar.runtime.indexed import prefix_of
 from simpar.runtime.job import RunJob
 from simpar.runtime.masked import as_trained
 from simpar.runtime.tokenize import VALIDATION
@@ -53,7 +54,7 @@ class Evaluation:
 
 
 def held_out(job: RunJob, vocab: int) -> SampleSource:
-    """The data that a job is evaluated on: a file of its own, or synthetic sequences of another seed.
+    """The data that a job is evaluated on: a file of its own, what is held out, or synthetic sequences of another seed.
 
     Raises UserError if there are too few sequences, or if the job trains on a file and names no held-out file.
     """
@@ -64,15 +65,18 @@ def held_out(job: RunJob, vocab: int) -> SampleSource:
         return open_source(data, training, vocab, job.learning.seed + SEED_APART)
     if path is None and data.path is not None and (Path(data.path) / VALIDATION).is_dir():
         path = str(Path(data.path) / VALIDATION)
-    if path is None:
+    inside = path is None and data.validation > 0 and prefix_of(Path(str(data.path))) is not None
+    if path is None and not inside:
         raise UserError(
             f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE, or --validation SHARE"
         )
-    source = open_source(data.model_copy(update={"path": path}), training, vocab, job.learning.seed)
+    other = {} if inside else {"path": path, "validation": 0.0}  # a file that is named is held out as a whole
+    source = open_source(data.model_copy(update=other), training, vocab, job.learning.seed, held_out=inside)
     needed = training.global_batch * job.measuring.evaluate_batches
     if len(source) < needed:
+        whose = f"--validation {data.validation:g} of {data.path}" if inside else f"--held-out {path}"
         raise UserError(
-            f"--held-out {path}: {len(source)} sequences of {training.seq_len} tokens; allowed: {needed} or more, "
+            f"{whose}: {len(source)} sequences of {training.seq_len} tokens; allowed: {needed} or more, "
             f"--eval-batches {job.measuring.evaluate_batches} of {training.global_batch}"
         )
     return source

@@ -9,6 +9,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.documents import count_unread, list_sources, read
+from simpar.runtime.indexed import IndexedTokens, prefix_of
 from simpar.runtime.rows import tell_counts
 from simpar.runtime.tokenize import (
     COUNTED,
@@ -92,10 +93,27 @@ def measure_lengths(
     return result
 
 
+def _of_index(prefix: Path, within: int | None) -> MeasuredDocuments:
+    """Documents of an indexed dataset, as :func:`_of_tokens`. Raises UserError."""
+    indexed = IndexedTokens.open(prefix)
+    lengths: Ints = np.diff(indexed.ends, prepend=0)
+    targets = (lengths if within is None else np.minimum(lengths, within + 1)) > 1
+    left_out = {"documents without tokens": indexed.empty} if indexed.empty else {}
+    return MeasuredDocuments(lengths, int((~targets).sum()), left_out)
+
+
 def _of_tokens(folder: Path, within: int | None) -> MeasuredDocuments:
-    """Documents of a folder of tokens; ``within``: targets at most so far into each count. Raises UserError."""
+    """Documents of a folder of tokens, or of an index; ``within``: targets at most so far into each count.
+
+    Raises UserError.
+    """
+    if not folder.is_dir() and (prefix := prefix_of(folder)) is not None:
+        return _of_index(prefix, within)
     if not any((folder / name).is_file() for name in (MANIFEST, PROGRESS)):
-        raise UserError(f"{folder}: has no {MANIFEST}; allowed: a folder of simpar tokenize, or text with --tokenizer")
+        raise UserError(
+            f"{folder}: has no {MANIFEST}; allowed: a folder of simpar tokenize, PREFIX.bin with PREFIX.idx, or "
+            "text with --tokenizer"
+        )
     manifest = TokenManifest.load(folder)
     ends: Ints = np.fromfile(folder / ENDS, dtype=np.int64)
     starts = np.concatenate([[0], ends[:-1]])

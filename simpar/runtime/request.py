@@ -18,6 +18,7 @@ from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules, weights_of
+from simpar.runtime.indexed import prefix_of
 from simpar.runtime.job import PICTURES, RunJob
 from simpar.runtime.lengths import measure_lengths
 from simpar.runtime.metrics import check_installed
@@ -276,11 +277,19 @@ def _check_idle(job: RunJob) -> None:
     """Raise UserError for a flag that would do nothing: what it needs is not there."""
     data, learning, measuring = job.data, job.learning, job.measuring
     scaled = job.plan.numerics.precision == "fp16"
+    indexed = data.kind == "tokens" and prefix_of(Path(str(data.path))) is not None
+    flat = data.kind == "tokens" and not indexed and not Path(str(data.path)).is_dir()
     for part, name, flag, needed, with_it in (
-        (data, "validation", "--validation", data.kind == "text", "--text; simpar tokenize holds out of --tokens"),
+        (
+            data,
+            "validation",
+            "--validation",
+            data.kind == "text" or indexed,
+            "--text or an index; simpar tokenize holds out of other --tokens",
+        ),
         (data, "loss_on", "--loss-on", data.kind == "text", "--text; simpar tokenize says it of --tokens"),
         (data, "skip_empty", "--skip-empty", data.kind == "text", "--text; simpar tokenize has its own"),
-        (data, "dtype", "--token-dtype", data.kind == "tokens", "--tokens FILE"),
+        (data, "dtype", "--token-dtype", flat, "--tokens FILE, a flat one"),
         (measuring, "evaluate_batches", "--eval-batches", measuring.evaluate_every is not None, "--eval-every N"),
         (learning, "decay_steps", "--lr-decay", learning.schedule == "wsd", "--lr-schedule wsd"),
         (learning.sixteen_bits, "loss_scale", "--loss-scale", scaled, "--precision fp16"),

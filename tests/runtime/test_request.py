@@ -54,7 +54,7 @@ def test_one_process_for_all_replicas_needs_a_device_for_each(monkeypatch):
 @pytest.mark.parametrize(
     ("flag", "with_it"),
     [
-        (["--validation", "0.1"], "--text; simpar tokenize holds out of --tokens"),
+        (["--validation", "0.1"], "--text or an index; simpar tokenize holds out of other --tokens"),
         (["--loss-on", "all"], "--text; "), (["--token-dtype", "uint32"], "--tokens FILE"),
         (["--eval-batches", "3"], "--eval-every N"), (["--lr-decay", "3"], "--lr-schedule wsd"),
         (["--loss-scale", "8"], "--precision fp16"),
