@@ -224,6 +224,25 @@ def test_gradients_that_wait_under_fsdp_are_whole_in_the_dtype_of_their_reductio
     assert beside.gradients_bytes == pytest.approx(4 * held / 8, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("stack", "plan", "sequences", "is_told"),
+    [
+        ("huggingface", {"zero": 3}, 16, True),
+        ("automodel", {"zero": 2}, 16, True),
+        ("huggingface", {"zero": 3}, 8, False),  # one microbatch
+        ("huggingface", {"zero": 3, "overlap_grad_reduce": False}, 16, False),
+        ("huggingface", {"zero": 0}, 16, False),
+        ("torchtitan", {"zero": 3}, 16, False),
+    ],
+)
+def test_plans_that_reduce_more_often_than_trainers_do_have_a_note(stack, plan, sequences, is_told) -> None:
+    """Trainers that keep whole gradients while they accumulate need more memory than such a plan."""
+    graph, cluster = load_model("small-llama"), load_cluster("dgx-h100", 1)
+    training = Training(seq_len=512, global_batch=sequences)
+    notes = simulate(graph, cluster, Plan(**plan), training, stack=stack).setup.model.get("notes", [])
+    assert any("overlap_grad_reduce" in note for note in notes) is is_told
+
+
 def test_tensor_ranks_may_gather_all_logits() -> None:
     """Automodel's loss on 4 ranks holds 14 bytes of 1,024 x 128,256 logits on each instead of a quarter of them."""
     automodel = load_stack("automodel")

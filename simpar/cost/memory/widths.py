@@ -13,6 +13,11 @@ from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags
 
+WHOLE = (
+    "Trainers of this stack keep whole gradients under FSDP until the last of several microbatches, unless told "
+    "otherwise: more memory than is counted here. plan.data_parallel.overlap_grad_reduce false counts them."
+)
+
 
 @dataclass(frozen=True)
 class Widths:
@@ -123,6 +128,16 @@ def once_a_step(layout: Layout, stack: Stack) -> Flags:
 def reduces_late(layout: Layout, stack: Stack) -> Flags:
     """Whether gradients wait for their reduction until the last backward has ended."""
     return np.asarray((not layout.overlap_grad_reduce) & ~stack.reduces_in_turn(layout.zero))
+
+
+def waiting_notes(layout: Layout, stack: Stack, *, accumulates: bool) -> list[str]:
+    """A note where trainers of a stack keep whole gradients until the last of several microbatches, but the plan not.
+
+    [Accelerate, ``Accelerator.no_sync``; NeMo Automodel, ``defer_fsdp_grad_sync``]
+    """
+    shards = layout.kind == "fsdp" and bool(layout.shards > 1)
+    waits = stack.overlap.waits_for_last and accumulates and shards and layout.overlap_grad_reduce
+    return [WHOLE] if waits else []
 
 
 def keeps_parameters(layout: Layout) -> Flags:
