@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import unified_diff
+from functools import lru_cache
 from typing import Any
 
 from simpar.dataclass import dataclass
@@ -170,9 +171,7 @@ def toml(text: str, edit: Edit) -> str | None:
 
 def tree(text: str, edit: Edit) -> str | None:
     """A key of YAML or JSON by its dotted name: its value replaced, its entry removed, or an entry added at the end."""
-    from ruamel.yaml import YAML
-
-    node: Any = YAML(typ="safe", pure=True).compose(text)
+    node = _nodes(text)
     parents = edit.name.split(".")
     for at, part in enumerate(parents):
         entries = {key.value: (key, value) for key, value in node.value} if _is_mapping(node) else {}
@@ -189,9 +188,15 @@ def tree(text: str, edit: Edit) -> str | None:
 
 def keys_of(text: str) -> Iterator[str]:
     """The dotted names of all values of YAML or JSON, in their order."""
+    yield from _paths(_nodes(text), ())
+
+
+@lru_cache(maxsize=64)
+def _nodes(text: str) -> Any:
+    """The nodes of a YAML or JSON text, shared: many edits of one text are tried, and parsing it takes longest."""
     from ruamel.yaml import YAML
 
-    yield from _paths(YAML(typ="safe", pure=True).compose(text), ())
+    return YAML(typ="safe", pure=True).compose(text)
 
 
 def _paths(node: Any, before: tuple[str, ...]) -> Iterator[str]:
@@ -207,9 +212,7 @@ def value_of(text: str, name: str, syntax: str | None) -> str | None:
         return next((match.group("value") for match in places if match.group("value")), None)
     if syntax not in ("yaml", "json"):
         return None
-    from ruamel.yaml import YAML
-
-    node: Any = YAML(typ="safe", pure=True).compose(text)
+    node = _nodes(text)
     for part in name.split("."):
         node = next((inner for key, inner in node.value if key.value == part), None) if _is_mapping(node) else None
     return node.value if node is not None and isinstance(node.value, str) else None
