@@ -73,7 +73,9 @@ RUN_FLAGS = (
     ),
     ScenarioFlag(
         "--tokens",
-        "Train on a folder of simpar tokenize, Megatron's PREFIX of .bin and .idx, or a flat binary file of token ids",
+        "Train on a folder of simpar tokenize, Megatron's PREFIX of .bin and .idx, or a flat binary file of token ids; "
+        "several, as --tokens a=0.7 --tokens b=0.3, are blended by weights, or as one without them",
+        kind=list[str],
     ),
     ScenarioFlag("--token-dtype", "Data type of a flat file: uint16, uint32, int32 or int64", "data.dtype"),
     ScenarioFlag("--text", "Train on a file or folder of text, JSON lines or parquet, or a saved dataset"),
@@ -239,6 +241,7 @@ def _say_documents(request: Any, ready: Any) -> None:
 
 def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the job that flags set, nested as in the job."""
+    from simpar.runtime.blend import sources_of
     from simpar.runtime.tokenizer import BYTES
     from simpar.settings import with_value
 
@@ -248,11 +251,13 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             fields = with_value(fields, flag.key, values[flag.name])
     if values["trace"] and not fields.get("measuring", {}).get("trace_steps"):
         fields = with_value(fields, "measuring.trace_steps", 1)
-    if values["tokens"] is not None and values["text"] is not None:
-        raise UserError(f"--tokens {values['tokens']} and --text {values['text']}: allowed: one of them")
-    for kind in ("tokens", "text"):
-        if values[kind] is not None:
-            fields = with_value(with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve()))
+    if values["tokens"] and values["text"] is not None:
+        raise UserError(f"--tokens {values['tokens'][0]} and --text {values['text']}: allowed: one of them")
+    if values["text"] is not None:
+        fields = with_value(fields, "data.kind", "text")
+        fields = with_value(fields, "data.path", str(Path(values["text"]).resolve()))
+    for key, value in sources_of(values["tokens"] or ()).items():
+        fields = with_value(fields, f"data.{key}", value)
     if values["held_out"] is not None:
         fields = with_value(fields, "measuring.held_out", str(Path(values["held_out"]).resolve()))
     if (given := values["tokenizer"]) not in (None, BYTES):
@@ -309,7 +314,17 @@ def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
         screen.print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last", soft_wrap=True)
     kept = report["checkpoint"]
     screen.print(f"the same command goes on from {kept}" if kept else "no checkpoint was written", soft_wrap=True)
+    _print_drawn(report)
     screen.print(f"wrote {folder}", soft_wrap=True)
+
+
+def _print_drawn(report: Mapping[str, Any]) -> None:
+    """What was drawn of each of several sources."""
+    for each in report.get("drawn", ()):
+        counts = (
+            f"{each['drawn']:,} sequences ({each['share']:.1%}), {each['epochs']:.2f} times its {each['sequences']:,}"
+        )
+        console().print(f"drawn in all    {each['path']}: {counts}", soft_wrap=True)
 
 
 def _print_saved(job: Any) -> None:
@@ -342,4 +357,5 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
         screen.print(
             f"held-out loss   {held[min(held)]:.4f} after {min(held)}, {held[max(held)]:.4f} after {max(held)} steps"
         )
+    _print_drawn(report)
     screen.print(f"wrote {folder}", soft_wrap=True)

@@ -4,7 +4,7 @@ torch is an optional extra: modules that import it are loaded by the workers, ne
 """
 
 OPEN = (
-    "attention", "container", "core_times", "decoder", "documents", "experiment", "failures", "job", "launch",
+    "attention", "blend", "container", "core_times", "decoder", "documents", "experiment", "failures", "job", "launch",
     "lengths", "loss", "model", "operators", "prepare", "replan", "request", "rows", "served", "summary",
     "this_machine", "tokenize", "tokenizer", "train", "update", "worker",
 )  # fmt: skip

@@ -7,9 +7,11 @@ own part of each global batch.
 
 import hashlib
 import math
+from collections.abc import Sized
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +19,11 @@ from numpy.typing import NDArray
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.runtime.blend import Turns
 from simpar.runtime.indexed import IndexedTokens, prefix_of
 from simpar.runtime.job import Data
-from simpar.runtime.tokenize import COUNTED, ENDS, MANIFEST, TOKENS, TokenManifest
-from simpar.units import Ints
+from simpar.runtime.tokenize import COUNTED, ENDS, MANIFEST, TOKENS, VALIDATION, TokenManifest
+from simpar.units import MIB, Ints
 
 ROUNDS = 4
 STRIDES = 7
@@ -31,6 +34,9 @@ SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 class SampleSource(Protocol):
     """Samples of ``seq_len`` + 1 tokens by number."""
+
+    def drawn(self, position: Ints, seed: int) -> Ints:
+        """Numbers of the samples of a run by their position in it: int64[n]."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""
@@ -46,8 +52,16 @@ class SampleSource(Protocol):
         """The sample as targets: tokens that do not count are IGNORED_TARGET."""
 
 
+class Shuffled(Sized):
+    """A source whose samples a run draws in an order that is shuffled anew every epoch."""
+
+    def drawn(self, position: Ints, seed: int) -> Ints:
+        """Numbers of the samples of a run by their position in it: int64[n]."""
+        return shuffle(position, len(self), str(seed))
+
+
 @dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Shuffled):
     """Counting sequences with random start and stride: free, endless, and learnable."""
 
     vocab: int
@@ -71,7 +85,7 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
-class TokenFile:
+class TokenFile(Shuffled):
     """Token numbers in one flat binary file, mapped into memory; adjacent samples share one token.
 
     ``counted`` says which tokens count in the loss (None: all).
@@ -119,7 +133,7 @@ class TokenFile:
 
 
 @dataclass(frozen=True)
-class PaddedDocuments:
+class PaddedDocuments(Shuffled):
     """Documents of a file, each in a sequence of its own: cut at its end, or padded, which does not count.
 
     Attention is causal, so that no token of a document sees the padding behind it. ``ends`` are the documents'.
@@ -149,7 +163,7 @@ class PaddedDocuments:
 
 
 @dataclass(frozen=True)
-class SeparateDocuments:
+class SeparateDocuments(Shuffled):
     """Sequences cut out of a file as of :class:`TokenFile`, whose documents are kept apart.
 
     What would be predicted across the beginning of a document does not count. ``ends`` are the documents'.
@@ -158,7 +172,7 @@ class SeparateDocuments:
     file: TokenFile
     ends: NDArray[np.integer]
 
-    masked = True
+    masked = apart = True
 
     def __len__(self) -> int:
         return len(self.file)
@@ -187,16 +201,96 @@ class SeparateDocuments:
         return np.asarray(self.ends[low:high], dtype=np.int64) - first
 
 
+@dataclass(frozen=True)
+class Blend:
+    """Several sources, of which each has its share: ``turns`` says whose sequence is next.
+
+    Without ``turns`` they are one source, whose sequences are shuffled together. A sample's number is that in its
+    source behind the ones of the sources before it.
+    """
+
+    sources: tuple[SampleSource, ...]
+    turns: Turns | None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @cached_property
+    def _starts(self) -> Ints:
+        """The number of each source's first sample, and of all samples: int64[sources + 1]."""
+        return np.cumsum([0, *map(len, self.sources)])
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count in the loss."""
+        return any(each.masked for each in self.sources)
+
+    @property
+    def apart(self) -> bool:
+        """Whether documents of a sequence are kept apart."""
+        return all(isinstance(each, SeparateDocuments) for each in self.sources)
+
+    def drawn(self, position: Ints, seed: int) -> Ints:
+        """Numbers of the samples of a run by their position in it: int64[n]."""
+        if self.turns is None:
+            return shuffle(position, len(self), str(seed))
+        source, place = self.turns.at(position)
+        result = np.empty_like(position)
+        for number, each in enumerate(self.sources):
+            mine = source == number
+            result[mine] = self._starts[number] + shuffle(place[mine], len(each), f"{seed} source {number}")
+        return result
+
+    def count(self, until: int, seed: int) -> Ints:
+        """How many of a run's samples before position ``until`` are of each source: int64[sources]."""
+        if self.turns is not None:
+            return self.turns.until(until)
+        whole = until // len(self)
+        result = whole * np.diff(self._starts)
+        for start in range(whole * len(self), until, MIB):  # of the epoch that is not whole
+            index = self.drawn(np.arange(start, min(start + MIB, until)), seed)
+            result = result + np.bincount(self._source_of(index), minlength=len(self.sources))
+        return np.asarray(result, dtype=np.int64)
+
+    def sample(self, index: int) -> Ints:
+        """One sample: int64[seq_len + 1]."""
+        source, number = self._at(index)
+        return source.sample(number)
+
+    def wanted(self, index: int) -> Ints:
+        """The sample as targets."""
+        source, number = self._at(index)
+        return source.wanted(number)
+
+    def positions(self, index: int) -> Ints:
+        """Positions of a sample's tokens but the last in documents that are kept ``apart``."""
+        source, number = self._at(index)
+        if not isinstance(source, SeparateDocuments):
+            raise TypeError(f"documents of {type(source).__name__} have no positions")
+        return source.positions(number)
+
+    def _source_of(self, index: Ints) -> Ints:
+        return np.asarray(np.searchsorted(self._starts, index, side="right") - 1)
+
+    def _at(self, index: int) -> tuple[SampleSource, int]:
+        number = int(self._source_of(np.array(index)))
+        return self.sources[number], index - int(self._starts[number])
+
+
 def open_source(data: Data, training: Training, vocab: int, seed: int, *, held_out: bool = False) -> SampleSource:
-    """The source that a job names, or what ``data.validation`` holds out of an indexed dataset.
+    """The source that a job names, or what is ``held_out`` of it: of a folder, or of an index by ``data.validation``.
 
     Raises UserError for a file that is missing or too short.
     """
     if data.kind == "synthetic":
         return Synthetic(vocab, training.seq_len, seed)
+    if data.blend:
+        sources = tuple(open_source(each, training, vocab, seed, held_out=held_out) for each in data.parts)
+        weights = [each.weight for each in data.blend if each.weight is not None]
+        return Blend(sources, Turns.of(weights) if weights else None)
     path = Path(str(data.path))
     if path.is_dir():
-        return _folder(path, data, training, vocab)
+        return _folder(path / VALIDATION if held_out else path, data, training, vocab)
     if data.kind == "tokens" and (prefix := prefix_of(path)) is not None:
         indexed = IndexedTokens.open(prefix)
         if data.validation:
@@ -211,6 +305,28 @@ def open_source(data: Data, training: Training, vocab: int, seed: int, *, held_o
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
     _check_length(source)
     return source
+
+
+def count_drawn(data: Data, training: Training, seed: int, steps: int) -> list[dict[str, Any]]:
+    """Of each source of a blend its path, weight, sequences, how many of these ``steps`` draw, and epochs; else [].
+
+    Raises UserError for files that cannot be read.
+    """
+    source = open_source(data, training, UNBOUNDED_LENGTH, seed) if data.blend and steps else None
+    if not isinstance(source, Blend):
+        return []
+    counts = source.count(steps * training.global_batch, seed).tolist()
+    return [
+        {
+            "path": part.path,
+            "weight": part.weight,
+            "sequences": len(each),
+            "drawn": count,
+            "share": count / sum(counts),
+            "epochs": count / len(each),
+        }
+        for part, each, count in zip(data.blend, source.sources, counts, strict=True)
+    ]
 
 
 def _of_documents(source: TokenFile, ends: NDArray[np.integer], data: Data) -> SampleSource:
@@ -260,6 +376,16 @@ def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
+def shuffle(position: Ints, size: int, key: str) -> Ints:
+    """What a run draws of ``size`` samples at positions in it: each once an epoch, in another order each time."""
+    epoch = position // size
+    result = np.empty_like(position)
+    for number in np.unique(epoch).tolist():
+        here = epoch == number
+        result[here] = permute(position[here] % size, size, f"{key} epoch {number}")
+    return result
+
+
 def permute(index: Ints, size: int, key: str) -> Ints:
     """A keyed permutation of 0..size-1, applied to every index: a Feistel network, repeated until in range.
 
@@ -306,13 +432,7 @@ class Loader:
         """Numbers of this rank's samples in the source: int64[global_batch / ranks]."""
         mine = self.global_batch // self.ranks
         position = step * self.global_batch + self.rank * mine + np.arange(mine)
-        size = len(self.source)
-        epoch = position // size
-        result = np.empty_like(position)
-        for number in np.unique(epoch).tolist():
-            here = epoch == number
-            result[here] = permute(position[here] % size, size, f"{self.seed} epoch {number}")
-        return result
+        return self.source.drawn(position, self.seed)
 
     def batch(self, step: int) -> Ints:
         """Samples of a step on this rank: int64[global_batch / ranks, seq_len + 1]."""
@@ -320,7 +440,7 @@ class Loader:
 
     def positions(self, step: int) -> Ints | None:
         """Positions in documents that are kept apart: int64[global_batch / ranks, seq_len]; None if none are."""
-        if not isinstance(self.source, SeparateDocuments):
+        if not isinstance(self.source, SeparateDocuments | Blend) or not self.source.apart:
             return None
         return np.stack([self.source.positions(index) for index in self.indices(step).tolist()])
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.runtime.data import Loader, SampleSource, open_source
+from simpar.runtime.data import Blend, Loader, SampleSource, open_source
 from simpar.runtime.indexed import prefix_of
-from simpar.runtime.job import RunJob
+from simpar.runtime.job import Data, RunJob
 from simpar.runtime.masked import as_trained
 from simpar.runtime.tokenize import VALIDATION
 
@@ -63,20 +63,35 @@ def held_out(job: RunJob, vocab: int) -> SampleSource:
         if path is not None:
             raise UserError(f"--held-out {path}: the run trains on synthetic tokens; allowed: with --tokens or --text")
         return open_source(data, training, vocab, job.learning.seed + SEED_APART)
-    if path is None and data.path is not None and (Path(data.path) / VALIDATION).is_dir():
-        path = str(Path(data.path) / VALIDATION)
-    inside = path is None and data.validation > 0 and prefix_of(Path(str(data.path))) is not None
-    if path is None and not inside:
+    inside = path is None
+    if inside and (whole := [each.path for each in data.parts if not _holds_out(each)]):
         raise UserError(
-            f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE, or --validation SHARE"
+            f"--eval-every: nothing is held out of {whole[0]}; allowed: with --held-out FILE, or --validation SHARE"
         )
-    other = {} if inside else {"path": path, "validation": 0.0}  # a file that is named is held out as a whole
+    other = {} if inside else {"path": path, "blend": (), "validation": 0.0}  # a file that is named is so as a whole
     source = open_source(data.model_copy(update=other), training, vocab, job.learning.seed, held_out=inside)
     needed = training.global_batch * job.measuring.evaluate_batches
-    if len(source) < needed:
-        whose = f"--validation {data.validation:g} of {data.path}" if inside else f"--held-out {path}"
-        raise UserError(
-            f"{whose}: {len(source)} sequences of {training.seq_len} tokens; allowed: {needed} or more, "
-            f"--eval-batches {job.measuring.evaluate_batches} of {training.global_batch}"
-        )
+    for each, own, count in _needed(source, needed, data, job.learning.seed):
+        if len(own) < count:
+            whose = f"held out of {each.path}" if inside else f"--held-out {path}"
+            raise UserError(
+                f"{whose}: {len(own)} sequences of {training.seq_len} tokens; allowed: {count} or more, "
+                f"--eval-batches {job.measuring.evaluate_batches} of {training.global_batch}"
+            )
     return source
+
+
+def _holds_out(data: Data) -> bool:
+    """Whether data of one source has a part that is held out."""
+    path = Path(str(data.path))
+    return (path / VALIDATION).is_dir() or (data.validation > 0 and not path.is_dir() and prefix_of(path) is not None)
+
+
+def _needed(source: SampleSource, count: int, data: Data, seed: int) -> Iterator[tuple[Data, SampleSource, int]]:
+    """Each source, and how many sequences the first ``count`` take of it."""
+    if not isinstance(source, Blend):
+        yield data, source, count
+    elif source.turns is None and len(source) < count:
+        yield data.parts[0], source, count
+    else:
+        yield from zip(data.parts, source.sources, source.count(count, seed).tolist(), strict=True)

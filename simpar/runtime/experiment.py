@@ -9,6 +9,7 @@ from typing import Any
 from simpar.architectures.documents import with_documents
 from simpar.files import write_atomic
 from simpar.runtime.core_times import CoreTimes, others_share
+from simpar.runtime.data import count_drawn
 from simpar.runtime.failures import RankFailure, WorkerFailure, restarts_of
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
 from simpar.runtime.launch import TORCHRUN, NodeRendezvous, launch
@@ -63,7 +64,7 @@ def conduct(
         report["lost"] = lost
     if restarted := _restarts(Path(job.folder) / TORCHRUN):
         report["restarts"] = restarted
-    write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
+    _kept(report, job, job.steps)
     if trace is not None:
         # one process may drive several devices, and other nodes may use other folders
         here = [path for path in _traces(ready, job) if path.exists()]
@@ -133,6 +134,13 @@ def report_interrupted(ready: Ready, job: RunJob) -> dict[str, Any]:
         "checkpoint": str(saved[0]) if saved else None,
         "ranks": ready.world_size,
     }
+    return _kept(report, job, rows[-1]["step"] + 1 if rows else 0)
+
+
+def _kept(report: dict[str, Any], job: RunJob, steps: int) -> dict[str, Any]:
+    """The report, written to its file, with what the run's first ``steps`` have drawn of each of several sources."""
+    if drawn := count_drawn(job.data, job.training, job.learning.seed, steps):
+        report["drawn"] = drawn
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     return report
 

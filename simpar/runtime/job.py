@@ -91,8 +91,18 @@ class Learning(Strict):
         return self.schedule != "constant" or self.warmup_steps > 0
 
 
+class WeightedPath(Strict):
+    """One of several sources of tokens, and its part of a run's sequences beside the others' weights."""
+
+    path: str
+    weight: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
 class Data(Strict):
     """Training data: synthetic tokens, token numbers in a file or a folder, or a text and a tokenizer.
+
+    A ``blend`` of several sources of tokens has no ``path``; all of them have a weight, or none: then sequences of all
+    are as likely.
 
     Documents are packed one behind the other, ``apart`` from each other or as one text, or ``pack`` is false: each has
     a sequence of its own. ``validation`` is
@@ -102,6 +112,7 @@ class Data(Strict):
 
     kind: Literal["synthetic", "tokens", "text"] = "synthetic"
     path: str | None = None
+    blend: tuple[WeightedPath, ...] = ()
     tokenizer: str | None = None
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
     pack: bool = True
@@ -109,6 +120,12 @@ class Data(Strict):
     validation: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False)
     loss_on: Literal["completions", "all"] = "completions"
     skip_empty: bool = False
+
+    @property
+    def parts(self) -> tuple["Data", ...]:
+        """The data of each source of a blend alone; itself if there is no blend."""
+        alone = ({"path": each.path, "blend": ()} for each in self.blend)
+        return tuple(self.model_copy(update=each) for each in alone) or (self,)
 
 
 class CheckpointSettings(Strict):

@@ -1,6 +1,7 @@
 """How long documents of a folder of tokens, or of text, are, as scenarios state it. No torch here."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from simpar.runtime.tokenize import (
     batches,
     encode_batch,
 )
-from simpar.units import Ints, number_of
+from simpar.units import Floats, Ints, number_of
 
 STATED = 64
 """Lengths that stand for those of all documents: each is as likely as the others."""
@@ -161,14 +162,33 @@ def _of_texts(name: str, tokenizer: str, within: int | None, *, skips: bool) -> 
     )
 
 
-def representatives(lengths: Ints) -> list[int]:
-    """At most STATED lengths with the mean of all: of equal parts of the sorted lengths the mean of each."""
-    ordered = np.sort(lengths)
-    if len(ordered) <= STATED:
+def blended_lengths(parts: Sequence[tuple[Path, float | None]]) -> list[int]:
+    """Lengths that stand for those of the documents of several sources, by the weights of these. Raises UserError.
+
+    Weights are of tokens: a source of longer documents has fewer of them. Without weights each document is as likely.
+    """
+    lengths = [_of_tokens(path, None).lengths for path, _ in parts]
+    weights = [weight for _, weight in parts if weight is not None]
+    if not weights:
+        return representatives(np.concatenate(lengths))
+    each = [np.full(len(own), weight / own.sum()) for own, weight in zip(lengths, weights, strict=True)]
+    return representatives(np.concatenate(lengths), np.concatenate(each))
+
+
+def representatives(lengths: Ints, weights: Floats | None = None) -> list[int]:
+    """At most STATED lengths with the mean of all: of equal parts of the sorted lengths the mean of each.
+
+    ``weights`` say how likely each length is beside the others (None: all are).
+    """
+    order = np.argsort(lengths, kind="stable")
+    ordered = lengths[order]
+    if weights is None and len(ordered) <= STATED:
         return [int(each) for each in ordered]
-    summed = np.concatenate([[0.0], np.cumsum(ordered)])  # a part may begin and end within a document's share
-    ends = np.interp(np.linspace(0, len(ordered), STATED + 1), np.arange(len(summed)), summed)
-    return [max(1, round(float(each))) for each in np.diff(ends) * STATED / len(ordered)]
+    likely = np.ones(len(ordered)) if weights is None else weights[order]
+    reached = np.concatenate([[0.0], np.cumsum(likely)])
+    summed = np.concatenate([[0.0], np.cumsum(likely * ordered)])  # a part may begin and end within a document's share
+    ends = np.interp(np.linspace(0, reached[-1], STATED + 1), reached, summed)
+    return [max(1, round(float(each))) for each in np.diff(ends) * STATED / reached[-1]]
 
 
 def _lines(lengths: Ints) -> list[str]:

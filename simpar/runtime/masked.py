@@ -35,6 +35,10 @@ class MaskedTokens:
     def __len__(self) -> int:
         return len(self.source)
 
+    def drawn(self, position: Ints, seed: int) -> Ints:
+        """Numbers of the samples of a run by their position in it: int64[n]."""
+        return self.source.drawn(position, seed)
+
     def sample(self, index: int) -> Ints:
         """One sample with masked tokens: int64[seq_len + 1]."""
         tokens, chosen, how = self._chosen(index)

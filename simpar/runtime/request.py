@@ -20,7 +20,7 @@ from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules, weights_of
 from simpar.runtime.indexed import prefix_of
 from simpar.runtime.job import PICTURES, RunJob
-from simpar.runtime.lengths import measure_lengths
+from simpar.runtime.lengths import blended_lengths, measure_lengths
 from simpar.runtime.metrics import check_installed
 from simpar.runtime.objective import PAIR
 from simpar.runtime.pictures import Pictures
@@ -166,7 +166,7 @@ def _documents_in(training: Training, data: Mapping[str, Any]) -> tuple[Training
     """
     documents, result = training.documents, dict(data)
     if documents is not None:
-        if result.get("path") is None:
+        if result.get("path") is None and not result.get("blend"):
             raise UserError("training.documents: synthetic tokens have none; allowed: with --tokens FOLDER or --text")
         name, wanted = ("pack", False) if documents.packing == "pad" else ("apart", True)
         if result.setdefault(name, wanted) != wanted:
@@ -182,8 +182,12 @@ def _as_predicted(job: RunJob) -> Training:
     """The training with the lengths of the data's documents, where these are kept apart."""
     if not job.data.apart:
         return job.training
-    measured = measure_lengths(Path(str(job.data.path)), None)
-    return job.training.model_copy(update={"documents": Documents.model_validate(measured["documents"])})
+    if job.data.blend:
+        lengths = blended_lengths([(Path(each.path), each.weight) for each in job.data.blend])
+        measured: dict[str, Any] = {"lengths": lengths, "packing": "pack"}
+    else:
+        measured = measure_lengths(Path(str(job.data.path)), None)["documents"]
+    return job.training.model_copy(update={"documents": Documents.model_validate(measured)})
 
 
 def _check_traced(job: RunJob, first: int) -> None:
@@ -262,23 +266,31 @@ def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
 
 def _check_tokenizer(job: RunJob) -> None:
     """Raise UserError for tokens of another tokenizer than the one that is named, or that the model is saved with."""
-    folder, given = Path(str(job.data.path)), job.data.tokenizer
-    if not (folder / MANIFEST).is_file() or (given is None and job.weights.save_to is None):
+    given = job.data.tokenizer
+    folders = [folder for each in job.data.parts if ((folder := Path(str(each.path))) / MANIFEST).is_file()]
+    stated = {folder: digest for folder in folders if (digest := TokenManifest.load(folder).tokenizer) is not None}
+    for folder, digest in stated.items():
+        if digest != stated[first := next(iter(stated))]:
+            raise UserError(f"{folder}: has tokens of another tokenizer than {first}; allowed: the same one")
+    if not folders or (given is None and job.weights.save_to is None):
         return
-    stated = TokenManifest.load(folder).tokenizer
     used = None if given == BYTES else ServedFolder.of(job, "").tokenizer
     here = BYTES if given == BYTES else used and digest_of(used.ids())
-    if None not in (stated, here) and stated != here:
+    if here is not None and (others := [folder for folder, digest in stated.items() if digest != here]):
         name = f"--tokenizer {given}" if used is None else str(used.definition)
-        raise UserError(f"{name}: {folder} has tokens of another tokenizer; allowed: the one that they were made with")
+        raise UserError(
+            f"{name}: {others[0]} has tokens of another tokenizer; allowed: the one that they were made with"
+        )
 
 
 def _check_idle(job: RunJob) -> None:
     """Raise UserError for a flag that would do nothing: what it needs is not there."""
     data, learning, measuring = job.data, job.learning, job.measuring
     scaled = job.plan.numerics.precision == "fp16"
-    indexed = data.kind == "tokens" and prefix_of(Path(str(data.path))) is not None
-    flat = data.kind == "tokens" and not indexed and not Path(str(data.path)).is_dir()
+    files = [Path(str(each.path)) for each in data.parts if data.kind == "tokens"]
+    files = [each for each in files if not each.is_dir()]
+    indexed = any(prefix_of(each) is not None for each in files)
+    flat = any(prefix_of(each) is None for each in files)
     for part, name, flag, needed, with_it in (
         (
             data,

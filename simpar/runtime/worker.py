@@ -105,7 +105,7 @@ def _agree(job: RunJob) -> None:
     """Refuse jobs of nodes that were given different commands, on every rank. Raises UserError."""
     import torch.distributed as dist
 
-    here = job.model_dump(mode="json", include=RESUME_KEYS)
+    here = agreed(job)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, here)
     for rank, there in enumerate(every):
@@ -115,6 +115,12 @@ def _agree(job: RunJob) -> None:
                 f"{name}: {mine!r} on the node of rank {dist.get_rank()}, {other!r} on that of rank {rank}; "
                 "allowed: the same command on every node, but for --node-rank"
             )
+
+
+def agreed(job: RunJob) -> dict[str, Any]:
+    """What must be equal on all nodes: weights of sources, too, whose paths may differ."""
+    same = job.model_dump(mode="json", include=RESUME_KEYS)
+    return {**same, "data": {"blend": [each.weight for each in job.data.blend]}}
 
 
 def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -15,7 +15,7 @@ from simpar.calibrate.request import quick  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import worker  # noqa: E402
-from simpar.runtime.job import Machine, RunJob  # noqa: E402
+from simpar.runtime.job import Machine, RunJob, WeightedPath  # noqa: E402
 
 
 @pytest.mark.parametrize(("rank", "local", "left"), [(0, 0, [2, 3]), (1, 1, []), (2, 0, [0, 1]), (3, 1, [])])
@@ -43,20 +43,25 @@ def job(folder, **plan):
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("plan", "weights", "words"),
     [
-        ({}, None),
+        ({}, (), None),
+        ({}, (0.7, 0.3), "data.blend: [] on the node of rank 0, [0.7, 0.3] on that of rank 1; allowed: the same"),
         (
             {"zero": 3},
+            (),
             "plan.data_parallel.zero: 0 on the node of rank 0, 3 on that of rank 1; allowed: the same command",
         ),
     ],
 )
-def test_nodes_with_unlike_commands_are_told_the_first_difference(monkeypatch, plan, words):
+def test_nodes_with_unlike_commands_are_told_the_first_difference(monkeypatch, plan, weights, words):
     """Every rank compares what all nodes were told to train; folders of their own do not count."""
 
     def gather(every, here):
-        every[:] = [here, job("there", **plan).model_dump(mode="json", include=worker.RESUME_KEYS)]
+        there = job("there", **plan)
+        blend = tuple(WeightedPath(path=f"there/{weight}", weight=weight) for weight in weights)
+        data = there.data.model_copy(update={"blend": blend})
+        every[:] = [here, worker.agreed(there.model_copy(update={"data": data}))]
 
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
