@@ -166,7 +166,9 @@ def test_the_best_plans_are_reported_as_they_were_run(most_ops, slow, run_again,
     problem = replace(few_plans(), perturbation=Perturbation(slow_ranks=slow))
     field, again, run = Field.of(problem).frontier, [], exact.exact
     monkeypatch.setattr(exact, "MAX_KEPT_OPS", most_ops)
-    rows = np.argsort(field.bound_s, kind="stable")[:4].tolist()
+    order = np.argsort(field.bound_s, kind="stable")
+    first = np.unique(field.layouts()[order], return_index=True)[1]  # of variants of a layout, lists show one
+    rows = order[np.sort(first)[:4]].tolist()
     for row in rows:
         field.simulate(row)
     monkeypatch.setattr(exact, "exact", lambda *what: again.append(what) or run(*what))
