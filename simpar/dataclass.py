@@ -2,8 +2,9 @@
 
 Python's decorator compiles the source of up to seven methods for every class, which takes a millisecond: for the
 hundreds of classes that one command imports, a third of its time. Here a method is compiled when it is first looked
-up, and those that are seldom called are not compiled at all. Python's decorator still reads the fields, so ``field``,
-``fields``, ``replace``, ``asdict`` and matching are those of ``dataclasses``.
+up (``__init__``, when there are some objects), and those that are seldom called are not compiled at all. Python's
+decorator still reads the fields, so ``field``, ``fields``, ``replace``, ``asdict`` and matching are those of
+``dataclasses``.
 """
 
 import dataclasses
@@ -15,6 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 SELF = "__dataclass_self__"  # no field has this name
+FEW = 8
+"""Objects of a class that are filled before its ``__init__`` is compiled."""
 FACTORY = object()
 """The default of an argument whose value comes from its field's factory."""
 
@@ -42,7 +45,7 @@ def _made(cls: Any, with_repr: bool, eq: bool, frozen: bool, kw_only: bool) -> A
     _read_fields(cls, frozen, kw_only)
     stated = cls.__dataclass_params__
     stated.init, stated.repr, stated.eq, stated.frozen = True, with_repr, eq, frozen
-    methods: dict[str, Any] = {"__init__": _Later("__init__", cls, partial(_init, frozen=frozen))}
+    methods: dict[str, Any] = {"__init__": _LaterInit("__init__", cls, partial(_init, frozen=frozen))}
     if with_repr:
         methods["__repr__"] = _repr(cls)
     if eq:
@@ -92,6 +95,45 @@ class _Later:
         method = _named(self.make(self.cls), self.name, self.cls)
         setattr(self.cls, self.name, method)
         return method if instance is None else method.__get__(instance)
+
+
+class _LaterInit(_Later):
+    """Stands for ``__init__``. The first FEW objects are filled without it: half of the classes have no more."""
+
+    left = FEW
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None or not self.left:
+            return super().__get__(instance, owner)
+        self.left -= 1
+        return partial(self._fill, instance)
+
+    def _fill(self, instance: Any, /, *given: Any, **named: Any) -> None:
+        fields = dataclasses.fields(self.cls)
+        taken = {field.name: field for field in fields if field.init}
+        positional = [name for name, field in taken.items() if not field.kw_only]
+        values = dict(zip(positional, given, strict=False))
+        is_right = len(given) <= len(positional) and values.keys().isdisjoint(named) and named.keys() <= taken.keys()
+        values |= named
+        if not is_right or any(_is_needed(field) and name not in values for name, field in taken.items()):
+            super().__get__(instance)(*given, **named)  # which says what is wrong
+            return
+        for field in fields:
+            if field.name in values:
+                value = values[field.name]
+            elif field.default_factory is not MISSING:
+                value = field.default_factory()
+            elif field.init:
+                value = field.default
+            else:
+                continue  # it is the attribute of the class, if there is a default
+            object.__setattr__(instance, field.name, value)
+        if hasattr(self.cls, "__post_init__"):
+            instance.__post_init__()
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _named(method: Any, name: str, cls: Any) -> Any:

@@ -23,6 +23,13 @@ OPTIONS = (
 )
 
 
+@pytest.fixture(autouse=True, params=[0, simpar.dataclass.FEW], ids=["compiled", "filled"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many objects of a class there are before its ``__init__`` is compiled."""
+    monkeypatch.setattr(simpar.dataclass._LaterInit, "left", request.param)
+    return request.param
+
+
 def plain(decorate: Callable[..., Any], options: dict[str, bool]) -> Any:
     """A class with a field of every kind."""
 
@@ -206,8 +213,8 @@ def test_instances_are_pickled():
     assert type(again) is Stored
 
 
-def test_a_method_is_compiled_when_it_is_first_looked_up():
-    """What stands for ``__init__`` and comparison gives way to a function at the first use, and only then."""
+def test_a_method_is_compiled_when_it_is_first_looked_up(few: int):
+    """What stands for ``__init__`` and comparison gives way to a function at a use, ``__init__`` after a few."""
 
     @simpar.dataclass.dataclass(frozen=True)
     class Point:
@@ -216,4 +223,6 @@ def test_a_method_is_compiled_when_it_is_first_looked_up():
     compiled = ("__init__", "__eq__", "__hash__")
     assert not any(inspect.isfunction(vars(Point)[name]) for name in compiled)
     assert {Point(1)} == {Point(1)}
+    assert inspect.isfunction(vars(Point)["__init__"]) is (few < 2)
+    assert [Point(x).x for x in range(few)] == [*range(few)]
     assert all(inspect.isfunction(vars(Point)[name]) for name in compiled)

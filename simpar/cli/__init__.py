@@ -47,8 +47,22 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
         raise typer.Exit
 
 
+def _import_numpy(arguments: list[str]) -> None:
+    """Import NumPy for a command, without the threads of its BLAS.
+
+    Nothing here multiplies large matrices, and every thread waits busily for a tenth of a second after it is started.
+    Processes that a command starts have the environment as it was.
+    """
+    if "OPENBLAS_NUM_THREADS" in os.environ or arguments[:1] not in [[name] for name in ORDER] or "--help" in arguments:
+        return
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import_module("numpy")
+    del os.environ["OPENBLAS_NUM_THREADS"]
+
+
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error that the user can fix is one line on standard error."""
+    _import_numpy(arguments)
     complete_commands(*([] if "_SIMPAR_COMPLETE" in os.environ else arguments[:1] or [""]))
     try:
         code = int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)

@@ -64,6 +64,18 @@ def test_jitter_says_mean_and_interval(capsys):
     assert "95 % confidence" in said
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
+def test_a_command_starts_no_threads_of_blas():
+    """They would wait busily; what a command starts has the environment as it was."""
+    command = "import os, simpar.cli; simpar.cli.run(['list', 'models'])"
+    code = command + "; print('now', len(os.listdir('/proc/self/task')), {})"
+    variables = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for given in ({}, {"OPENBLAS_NUM_THREADS": "1"}):
+        asked = code.format("os.environ.get('OPENBLAS_NUM_THREADS')")
+        done = subprocess.run([sys.executable, "-c", asked], env=variables | given, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == f"now 1 {given.get('OPENBLAS_NUM_THREADS')}"
+
+
 def test_help_loads_nothing_heavy():
     """Help answers without numerics, plots, validation or torch."""
     code = (
