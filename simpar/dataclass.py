@@ -13,8 +13,9 @@ from dataclasses import MISSING, Field, FrozenInstanceError
 from functools import partial
 from reprlib import recursive_repr
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+Instance = TypeVar("Instance")
 SELF = "__dataclass_self__"  # no field has this name
 FEW = 8
 """Objects of a class that are filled before its ``__init__`` is compiled."""
@@ -37,6 +38,17 @@ else:
             return _made(cls, repr, eq, frozen, kw_only)
 
         return made if cls is None else made(cls)
+
+
+def but(one: Instance, made: type[Instance] | None = None, /, **values: Any) -> Instance:
+    """A copy with other values, of the same class or as ``made``, one that derives from it.
+
+    It is ``replace`` without ``__init__`` and its checks, for what is made by the thousand: what properties keep with
+    ``one`` is kept with the copy.
+    """
+    changed = object.__new__(made or type(one))
+    changed.__dict__.update(one.__dict__, **values)
+    return changed
 
 
 def _made(cls: Any, with_repr: bool, eq: bool, frozen: bool, kw_only: bool) -> Any:

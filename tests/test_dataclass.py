@@ -226,3 +226,19 @@ def test_a_method_is_compiled_when_it_is_first_looked_up(few: int):
     assert inspect.isfunction(vars(Point)["__init__"]) is (few < 2)
     assert [Point(x).x for x in range(few)] == [*range(few)]
     assert all(inspect.isfunction(vars(Point)[name]) for name in compiled)
+
+
+def test_copies_without_init_are_those_of_replace():
+    """With other values, and as a class that derives from the first."""
+
+    @simpar.dataclass.dataclass(frozen=True)
+    class Point:
+        x: int
+        y: int = 2
+
+    @simpar.dataclass.dataclass(frozen=True)
+    class Named(Point):
+        name: str = ""
+
+    assert simpar.dataclass.but(Point(1), y=5) == dataclasses.replace(Point(1), y=5) == Point(1, 5)
+    assert simpar.dataclass.but(Point(1), Named, name="a") == Named(1, 2, "a")

@@ -12,7 +12,7 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
-from simpar.cost.memory.widths import waiting_notes
+from simpar.cost.memory.widths import whole_gradient_notes
 from simpar.cost.offload import host_notes
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
@@ -390,7 +390,7 @@ def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
     fields = ", ".join(graph.details.unread)
     unread = [f"fields of the model's config that are not understood and play no part: {fields}"] if fields else []
     several = bool(job.layout.num_microbatches(job.training.global_batch) > 1)
-    of_stack = [each(job.layout, job.stack, accumulates=several) for each in (host_notes, waiting_notes)]
+    of_stack = [each(job.layout, job.stack, accumulates=several) for each in (host_notes, whole_gradient_notes)]
     notes = [*graph.facts.get("notes", ()), *unread, *chain.from_iterable(of_stack)]
     return {
         "name": graph.name,

@@ -130,7 +130,7 @@ def reduces_late(layout: Layout, stack: Stack) -> Flags:
     return np.asarray((not layout.overlap_grad_reduce) & ~stack.reduces_in_turn(layout.zero))
 
 
-def waiting_notes(layout: Layout, stack: Stack, *, accumulates: bool) -> list[str]:
+def whole_gradient_notes(layout: Layout, stack: Stack, *, accumulates: bool) -> list[str]:
     """A note where trainers of a stack keep whole gradients until the last of several microbatches, but the plan not.
 
     [Accelerate, ``Accelerator.no_sync``; NeMo Automodel, ``defer_fsdp_grad_sync``]

@@ -215,7 +215,8 @@ class BlockCosts(Keys):
 
     def kernels_ns(self, letters: Collection[str]) -> dict[str, Ints]:
         """Durations of the kernels alone by letter, int64[keys, kinds]: a lower bound of every pass."""
-        return {letter: self._tables(letters)[letter].kernels_ns for letter in letters}
+        tables = self._tables(letters)
+        return {letter: tables[letter].kernels_ns for letter in letters}
 
     def asked_ns(self, letters: Collection[str]) -> dict[str, Floats]:
         """Kernel time by letter, weighted with the power demand of each kernel above idle waiting.
@@ -237,7 +238,8 @@ class BlockCosts(Keys):
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
-        return {letter: self._tables(letters)[letter].plain_ns[keys] for letter in letters}
+        tables = self._tables(letters)
+        return {letter: tables[letter].plain_ns[keys] for letter in letters}
 
     def late_ns(self, keys: Ints, letter: str) -> Ints:
         """Least durations of passes on the slowest rank with nothing beside them, int64[len(keys), kinds]."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from simpar.dataclass import dataclass
+from simpar.dataclass import but, dataclass
 from simpar.units import Numbers, floats
 
 COMPUTE = "compute"
@@ -72,16 +71,11 @@ class BlockStep:
 
     def behind(self, after: tuple[int, ...]) -> BlockStep:
         """The same step with other positions to wait for; called so often that :func:`replace` would be too slow."""
-        return self._but(after=after)
+        return but(self, after=after)
 
     def recomputed(self) -> BlockStep:
         """The same step of a forward that runs again."""
-        return self._but(kind="recompute") if self.kind == "forward" else self
-
-    def _but(self, **facts: Any) -> BlockStep:
-        changed = object.__new__(BlockStep)
-        changed.__dict__.update(self.__dict__, **facts)
-        return changed
+        return but(self, kind="recompute") if self.kind == "forward" else self
 
     def of(self, index: int) -> BlockStep:
         """The step of one plan of a batch."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from simpar.dataclass import dataclass
+from simpar.dataclass import but, dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
@@ -95,10 +95,9 @@ class TemplateNode:
         return self.duration_ns
 
     def but(self, made: type[TemplateNode] | None = None, /, **facts: Any) -> TemplateNode:
-        """The node with other facts, or as another kind of node: thousands are made, for which ``replace`` is slow."""
-        result = object.__new__(made or type(self))
-        result.__dict__.update(self.__dict__, **facts)
-        result.__dict__.pop("repeats", None)
+        """The node with other facts, or as another kind of node."""
+        result = but(self, made, **facts)
+        result.__dict__.pop("repeats", None)  # which other facts change
         return result
 
 
