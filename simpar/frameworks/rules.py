@@ -27,7 +27,7 @@ def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
     """An axis of the mesh that the target does not have."""
     size = getattr(s.plan.mesh, axis)
     if size > 1:
-        yield Loss(axis, size, reason)
+        yield Loss(axis, size, reason, decided_by=(axis,))
 
 
 def no_lone_shards(s: Subject, instead: str) -> Iterator[Loss]:
@@ -55,7 +55,8 @@ def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
         return
     known = tuple(names)
     if s.plan.schedule not in known:
-        yield Loss("schedule", s.plan.schedule, f"the target has {', '.join(known) or 'no pipeline'}")
+        reason = f"the target has {', '.join(known) or 'no pipeline'}"
+        yield Loss("schedule", s.plan.schedule, reason, decided_by=("schedule", "pp"))
 
 
 def no_chunks_alone(s: Subject) -> Iterator[Loss]:

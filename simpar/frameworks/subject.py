@@ -5,6 +5,7 @@ only what the plan chose against its stack's habit must survive the export. So a
 stack's habit are left open again) and settled with the habits of the target's own stack.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
@@ -38,11 +39,16 @@ PASSIVE = (*Record.model_fields, "micro_batch")
 
 @dataclass(frozen=True)
 class Loss:
-    """A field of the plan that a target cannot express, its value, and the reason."""
+    """A field of the plan that a target cannot express, its value, and the reason.
+
+    ``decided_by`` names the choices that alone decide it, sizes of the mesh by whether they exceed 1: all plans that
+    agree in them have this loss. Empty if that is not known.
+    """
 
     field: str
     value: Any
     reason: str
+    decided_by: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.field} = {_short(self.value)}: {self.reason}"

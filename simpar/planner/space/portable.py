@@ -7,12 +7,14 @@ framework does not have, but keeps what the user held or listed, and the model. 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.frameworks.framework import StackFramework, framework_of, losses_of
 from simpar.layout.moves import choice_of, leaders
@@ -103,23 +105,47 @@ def keep_expressible(rows: Rows) -> Rows:
     first, kind = factorize(*columns.values())
     kinds = {name: column[first] for name, column in columns.items()}
     use = np.sum([values > 0 for values in kinds.values()], axis=0)
-    alive, known = np.ones(len(first), dtype=bool), dict[int, bool]()
-
-    def refused(one: int) -> bool:
-        if one not in known:
-            known[one] = bool(_counting(rows, int(first[one]), target))
-        return known[one]
+    alive, refused = np.ones(len(first), dtype=bool), _Refusals(rows, first, kinds, target).of
 
     for name, values in kinds.items():
         for value in unique(values):
             mine = np.flatnonzero(alive & (values == value))
-            if len(mine) and all(refused(int(one)) for one in _tried(mine, use)):
+            if len(mine) and all(refused(one) for one in _tried(mine, use).tolist()):
                 alive[mine] = False
                 rows.left_out[name] = (*rows.left_out.get(name, ()), *_values(rows, name, int(value)))
     if not alive.any():
         raise Infeasible(_none_left(rows, int(first[np.argmin(use)]), target))
     rows.keep_only(alive[kind])
     return rows
+
+
+@dataclass
+class _Refusals:
+    """Which kinds of layouts a target refuses; it is asked once about each, or about one of those it refuses alike.
+
+    ``first`` is a row of every kind, ``kinds`` what distinguishes them, ``_told`` values that are refused in any plan.
+    """
+
+    rows: Rows
+    first: Ints
+    kinds: Mapping[str, Codes]
+    target: str
+    _known: dict[int, bool] = field(default_factory=dict)
+    _told: list[dict[str, int]] = field(default_factory=list)
+
+    def of(self, kind: int) -> bool:
+        """Whether a kind is refused."""
+        if kind not in self._known:
+            told = any(all(self.kinds[name][kind] == code for name, code in each.items()) for each in self._told)
+            self._known[kind] = told or self._asked(kind)
+        return self._known[kind]
+
+    def _asked(self, kind: int) -> bool:
+        lost = _counting(self.rows, int(self.first[kind]), self.target)
+        for names in (one.decided_by for one in lost):
+            if names and self.kinds.keys() >= {*names}:
+                self._told.append({name: int(self.kinds[name][kind]) for name in names})
+        return bool(lost)
 
 
 def _columns(rows: Rows) -> dict[str, Codes]:

@@ -103,6 +103,43 @@ def test_a_learnt_stack_keeps_its_framework():
     assert own.framework == known.framework
 
 
+@pytest.mark.parametrize(
+    ("stack", "target"),
+    some([("megatron", "megatron"), ("fsdp", "accelerate"), ("nanotron", "nanotron")], 1, tuples=True),
+)
+def test_what_choices_alone_decide_is_refused_in_every_layout(stack, target):
+    """Layouts that agree in the choices which decide a loss all have it, so that one of them tells of all."""
+    asked = problem_of(stack=stack, portable="any")
+    rows = enumerate_space(asked)
+    each = [fill_dp(rows, int(row)) for row in np.linspace(0, rows.count - 1, 60, dtype=np.int64)]
+    lost = [losses(asked, plan, target) for plan in each]
+
+    def decided(plan, names):
+        sizes = {**plan.mesh.model_dump(), "schedule": plan.schedule}
+        return tuple(sizes[name] if name == "schedule" else (sizes[name] or 1) > 1 for name in names)
+
+    known = {(one.field, one.decided_by, decided(plan, one.decided_by))
+             for plan, all_ in zip(each, lost, strict=True) for one in all_ if one.decided_by}  # fmt: skip
+    assert known
+    for plan, all_ in zip(each, lost, strict=True):
+        refused = {one.field for one in all_}
+        assert {field for field, names, values in known if decided(plan, names) == values} <= refused
+
+
+def test_a_framework_is_asked_once_about_a_schedule_that_it_does_not_have(monkeypatch):
+    """What it says of one layout holds for all with a pipeline."""
+    asked = list[str]()
+
+    def noted(problem, plan, target):
+        asked.append(plan.schedule)
+        return losses(problem, plan, target)
+
+    monkeypatch.setattr("simpar.planner.space.portable.losses", noted)
+    rows = enumerate_space(of_its_framework(problem_of()))
+    assert "zb-v" in rows.left_out["schedule"]
+    assert [asked.count(name) for name in ("zb-v", "gpipe", "dualpipev")] == [1, 1, 1]
+
+
 def test_what_was_asked_for_stays():
     """Schedules that are listed and axes that are held are searched, whatever the framework has; others are not."""
     usual = enumerate_space(of_its_framework(problem_of()))
