@@ -164,9 +164,14 @@ class Problem:
         return self.framework.target if self.framework else None
 
     @cached_property
-    def base_values(self) -> dict[str, Any]:
-        """The base plan as plain data, which callers must not change."""
-        return self.base.model_dump(exclude=RECORDED_KEYS)
+    def checked_base(self) -> Plan:
+        """The base plan without what it records, all of its values stated."""
+        return Plan.model_validate(self.base.model_dump(exclude=RECORDED_KEYS))
+
+    @cached_property
+    def sections(self) -> dict[tuple[Any, ...], Any]:
+        """Sections of plans of the space that were made, by name and values."""
+        return {}
 
     @cached_property
     def cluster_record(self) -> dict[str, Any]:

@@ -26,18 +26,27 @@ from simpar.units import Counts, Ints
 def plan_of(rows: Rows, index: int) -> Plan:
     """The plan of one row, on top of the problem's base plan, which also supplies axes that are not joined yet."""
     sections: dict[str, dict[str, Any]] = {}
-    loose: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name in rows.domain:
         value = rows.domain[name][rows.code[name][index]]
-        value = split_order(value) if name == "order" else value
         section, field = path_of(name)
         if section:
             sections.setdefault(section, {})[field] = value
         else:
-            loose[name] = value
-    base = rows.problem.base_values
-    merged = {section: {**base[section], **values} for section, values in sections.items()}
-    return Plan.model_validate({**base, **merged, **loose})
+            chosen[name] = value
+    problem = rows.problem
+    chosen |= {name: _section(problem, name, values) for name, values in sections.items()}
+    return problem.checked_base.model_copy(update=chosen)
+
+
+def _section(problem: Problem, name: str, values: dict[str, Any]) -> Any:
+    """A section of the base plan with other values, checked once: many rows share it."""
+    known = name, *values.items()
+    if known not in problem.sections:
+        base = getattr(problem.checked_base, name)
+        values = {field: split_order(value) if field == "order" else value for field, value in values.items()}
+        problem.sections[known] = type(base).model_validate({**base.model_dump(), **values})
+    return problem.sections[known]
 
 
 def fill_dp(rows: Rows, index: int) -> Plan:

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from simpar.plan.choices import path_of
+from simpar.plan.choices.mesh import split_order
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import job_of
+from simpar.planner.problem import RECORDED_KEYS
 from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.jobs import RowJobs, column, fill_dp, plan_of, without_axes
 from simpar.planner.space.rows import enumerate_space
@@ -26,6 +29,23 @@ def test_a_plan_has_the_values_of_its_row(rows):
         assert plan.schedule == rows.domain["schedule"][rows.code["schedule"][row]]
         assert fill_dp(rows, row).mesh.dp == rows["dp"][row]
         assert plan.numerics == rows.problem.base.numerics
+
+
+def test_a_plan_is_as_one_that_was_written(rows):
+    """Checked section by section, with every value stated, as if its values had been read from a file."""
+    plans = list[Plan]()
+    for row in range(0, rows.count, max(rows.count // 20, 1)):
+        data = rows.problem.base.model_dump(exclude=RECORDED_KEYS)
+        for name in rows.domain:
+            (section, field), value = path_of(name), rows.domain[name][rows.code[name][row]]
+            (data[section] if section else data)[field] = split_order(value) if name == "order" else value
+        plans.append(plan_of(rows, row))
+        written = Plan.model_validate(data)
+        assert plans[-1] == written
+        assert plans[-1].model_dump_json() == written.model_dump_json()
+        assert plans[-1].model_fields_set == written.model_fields_set
+    assert len({id(plan.numerics) for plan in plans}) == 1
+    assert len({id(plan.mesh) for plan in plans}) > 1
 
 
 def test_a_job_is_that_of_its_plan(rows):
