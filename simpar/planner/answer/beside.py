@@ -12,7 +12,7 @@ from simpar.planner.answer.beats import is_beat
 from simpar.planner.answer.kinds import cost_kinds
 from simpar.planner.answer.margin import Margin
 from simpar.planner.answer.ranking import LayoutRanking
-from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
+from simpar.planner.answer.ties import RankedResults, num_compared, rank_results, tied_below_s
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import SimulatedPlan, reports
 from simpar.planner.certify.frontier import Frontier
@@ -107,7 +107,8 @@ class Beside:
         elif more:
             rows = self._taken[len(results) - 1 :]
             among = [*results, *(one for one, row in zip(more, rows, strict=True) if row in counted)]
-            told = rank_results(self.winner.problem, among, self._others_s(counted.difference(self._taken)))
+            others_s = self._others_s(counted.difference(self._taken))
+            told = rank_results(self.winner.problem, among, others_s, longest_s=choice.limit_s)
             figures = [told.figures_of(one) if row in counted else {} for one, row in zip(more, rows, strict=True)]
             choice = choice.followed_by(more, figures)
         if self.ranking is None or self.search.progress.interrupted:
@@ -126,19 +127,18 @@ class Beside:
         steps to bounds of the rows simulated here.
         """
         problem, progress = self.winner.problem, self.search.progress
-        choice = rank_results(problem, results)
-        if (limit_s := choice.limit_s) is None:
-            return choice
+        if (limit_s := tied_below_s(problem, results)) is None:
+            return rank_results(problem, results)
         if self.ranking is None or progress.interrupted:
             self.tie = {"layouts": len(results), "not_simulated": self.search.count_unseen(limit_s)}
-            return choice
+            return rank_results(problem, results, longest_s=limit_s)
         with progress.stoppable():
             self.ranking.settle(limit_s)
         unseen_s, plans = self.ranking.unseen(limit_s)
         self._unseen_s = (unseen_s * self.ranking.usual_ratio).tolist()
         others_s = self._others_s({*self.ranking.rows}.difference(self._taken))
         self.tie = {"layouts": len(results) + len(others_s), "not_simulated": plans}
-        return replace(rank_results(problem, results, others_s), limit_s=limit_s)
+        return rank_results(problem, results, others_s, longest_s=limit_s)
 
     def _others_s(self, rows: Iterable[int]) -> list[float]:
         """Steps in seconds of some simulated layouts, and of those that were not simulated and may be as good."""

@@ -75,7 +75,7 @@ def _risky(loose: Problem, field: Field, winner: int, best_s: float) -> tuple[fl
     rows, need = field.rows.subset(risky), need.subset(risky)
     rows.problem = loose
     try:
-        more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
+        more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes), like=frontier)
     except Infeasible:  # no such row is legal with the late axes or expressible for the target
         return best_s, 0
     if more.frontier is None:

@@ -56,17 +56,26 @@ def num_compared(problem: Problem, top: int) -> int:
     return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
-def rank_results(problem: Problem, results: Sequence[Result], others_s: Sequence[float] = ()) -> RankedResults:
+def tied_below_s(problem: Problem, results: Sequence[Result]) -> float | None:
+    """``limit_s`` of the choice among results given fastest first."""
+    if problem.objective != BY_REGRET or layouts_measured_on(problem.stack, problem.cluster.profile.name):
+        return None
+    return limit_s(*_predicted(results))
+
+
+def rank_results(
+    problem: Problem, results: Sequence[Result], others_s: Sequence[float] = (), *, longest_s: float | None = None
+) -> RankedResults:
     """The choice among results given fastest first; their order stays if the objective is not regret.
 
     ``others_s`` are the steps in seconds of further layouts that may be the best, but cannot be chosen. They count as
     made up like the first result, unless own measurements tell the layouts apart. A single result is not compared with
-    anything.
+    anything. ``longest_s`` is :func:`tied_below_s`, if it was asked before.
     """
     if problem.objective != BY_REGRET:
         return RankedResults(tuple(results), ({},) * len(results))
     known = layouts_measured_on(problem.stack, problem.cluster.profile.name)
-    longest_s = None if known else limit_s(*_predicted(results))
+    longest_s = tied_below_s(problem, results) if longest_s is None else longest_s
     if len(results) < 2:
         return RankedResults(tuple(results), ({},) * len(results), limit_s=longest_s)
     stands = _standing(results, known, others_s)

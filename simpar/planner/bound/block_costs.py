@@ -5,8 +5,8 @@ A *key* is one combination of the axes that decide the passes; a *kind* is a blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import field, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
@@ -70,8 +70,12 @@ class PassDurations:
 
 @dataclass
 class BlockCosts(Keys):
-    """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank."""
+    """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank.
 
+    Durations that were computed for the same keys of ``known``, the passes of other rows, are not computed again.
+    """
+
+    known: BlockCosts | None = None
     _kept: dict[tuple[int, int, str], PassTimes] = field(default_factory=dict)
     _durations: dict[str, PassDurations] = field(default_factory=dict)
     _asked: dict[str, Floats] = field(default_factory=dict)
@@ -199,19 +203,36 @@ class BlockCosts(Keys):
             )
             for letter in letters
         }
-        for batch in self.all_batches:
-            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), letters):
-                at, table = (batch.keys, kind), result[letter]
-                table.plain_ns[at] = passes.took_ns(slice(None), slow)
-                rounded = len(passes.kernels)  # a slow rank rounds other durations
-                table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
-                table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
-                table.drained_s[at] = passes.drained_s
-                table.late_ns[at] = table.plain_ns[at]
-                if factor > 1.0:
-                    late_ns = passes.took_ns(slice(None), factor * slow, held=False) - rounded
-                    table.late_ns[at] = np.maximum(table.plain_ns[at], late_ns)
+        for batches, kinds in self._unknown(result):
+            for batch in batches:
+                for kind, letter, passes in self._passes(batch, kinds, letters):
+                    at, table = (batch.keys, kind), result[letter]
+                    table.plain_ns[at] = passes.took_ns(slice(None), slow)
+                    rounded = len(passes.kernels)  # a slow rank rounds other durations
+                    table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
+                    table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
+                    table.drained_s[at] = passes.drained_s
+                    table.late_ns[at] = table.plain_ns[at]
+                    if factor > 1.0:
+                        late_ns = passes.took_ns(slice(None), factor * slow, held=False) - rounded
+                        table.late_ns[at] = np.maximum(table.plain_ns[at], late_ns)
         return result
+
+    def _unknown(self, tables: Mapping[str, PassDurations]) -> Iterator[tuple[list[KeyBatch], list[int]]]:
+        """Fill in what is known of the same keys; yields what is not: batches of keys, and kinds of blocks."""
+        if self.known is None or tables.keys() - self.known._durations.keys():
+            yield self.all_batches, list(range(len(self.kinds)))
+            return
+        keys, kinds = self.found_in(self.known), np.array([self.known.index.get(name, -1) for name in self.index])
+        mine, ours = np.flatnonzero(keys >= 0), np.flatnonzero(kinds >= 0)
+        for letter, table in tables.items():
+            for each in fields(PassDurations):
+                values = getattr(self.known._durations[letter], each.name)
+                getattr(table, each.name)[np.ix_(mine, ours)] = values[np.ix_(keys[mine], kinds[ours])]
+        if len(mine) < len(keys):
+            yield self.batches_of(np.flatnonzero(keys < 0)), ours.tolist()
+        if len(ours) < len(kinds):
+            yield self.all_batches, np.flatnonzero(kinds < 0).tolist()
 
     def kernels_ns(self, letters: Collection[str]) -> dict[str, Ints]:
         """Durations of the kernels alone by letter, int64[keys, kinds]: a lower bound of every pass."""

@@ -6,6 +6,8 @@ a batch: one walk through a block makes the phases of all of them, with arrays o
 that would have to branch on such an array raises.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -21,7 +23,7 @@ from simpar.plan.choices.mesh import DEGREES, split_order
 from simpar.plan.mesh import Mesh
 from simpar.planner.bound.lockstep import Lockstep
 from simpar.planner.space.jobs import RowJobs, column
-from simpar.planner.space.table import Rows, factorize, stride
+from simpar.planner.space.table import Rows, factorize, group_indices, stride
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
@@ -77,6 +79,25 @@ class Keys:
         rows.forget()
         return cls(jobs, prices, lockstep, key, row)
 
+    def found_in(self, other: Keys) -> Ints:
+        """The equal key among those of other rows, int64[keys], -1 without one; problems differ in constraints only.
+
+        None is equal where ranks act at the same instants: there prices depend on all rows.
+        """
+        rows, theirs = self.jobs.rows.subset(self.row), other.jobs.rows.subset(other.row)
+        if self.lockstep.happens or rows.domain.keys() != theirs.domain.keys():
+            return np.full(len(self.row), -1)
+        names = [name for name in KEY_AXES if name in rows.domain]
+        place = [{value: at for at, value in enumerate(theirs.domain[name])} for name in names]
+        codes = [
+            np.array([known.get(value, -1) for value in rows.domain[name]])[rows.code[name]]
+            for name, known in zip(names, place, strict=True)
+        ]
+        mine = np.stack([*codes, fully_sharded(rows), *_strides(rows)], axis=1).astype(np.int64)
+        each = np.stack([*(theirs.code[name] for name in names), fully_sharded(theirs), *_strides(theirs)], axis=1)
+        known = {key.tobytes(): at for at, key in enumerate(each.astype(np.int64))}
+        return np.array([known.get(key.tobytes(), -1) for key in mine], dtype=np.int64)
+
     def view(self, key: int) -> RankView:
         """What a rank of a key sees."""
         return self.batch(np.array([key])).view
@@ -99,11 +120,15 @@ class Keys:
 
         Whether an axis has one rank or several is no size: it changes which collectives exist.
         """
-        rows = self.jobs.rows.subset(self.row)
+        return self.batches_of(np.arange(len(self.row)))
+
+    def batches_of(self, keys: Ints) -> list[KeyBatch]:
+        """Some keys in batches of their own, as :attr:`all_batches`."""
+        rows = self.jobs.rows.subset(self.row[keys])
         code = rows.number(UNSIZED, fully_sharded(rows), 2)
         facts = [code, *(rows[name] > 1 for name in ("tp", "ep", "expert_tp"))]
         _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
-        return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
+        return [self.batch(keys[mine]) for mine in group_indices(which.ravel())]
 
     def batch(self, keys: Ints) -> KeyBatch:
         """Some keys that differ in sizes only."""

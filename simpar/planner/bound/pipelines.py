@@ -83,6 +83,12 @@ class Pipelines:
         row, index = factorize(code)
         return Pipelines(jobs, blocks, shapes, prices, index, row)
 
+    def of_others(self, jobs: RowJobs) -> Pipelines:
+        """Pipelines of other rows, of a problem that differs in constraints only: with these prices and passes."""
+        result = Pipelines.of(jobs, self.prices)
+        result.blocks.known = self.blocks
+        return result
+
     def moved(self, rows: Ints) -> int:
         """Assigns some rows, alike except in overlap, to the pipeline of their new shape; returns that pipeline."""
         self.shapes.moved(rows)

@@ -51,8 +51,11 @@ class Field:
         return Field.among(rows, needs(rows), hear)
 
     @staticmethod
-    def among(rows: Rows, need: Need, hear: Hear = nobody) -> Field:
-        """The field of given rows over the axes that memory depends on: bounds those that fit."""
+    def among(rows: Rows, need: Need, hear: Hear = nobody, like: Frontier | None = None) -> Field:
+        """The field of given rows over the axes that memory depends on: bounds those that fit.
+
+        ``like``: see :meth:`Frontier.of`.
+        """
         problem = rows.problem
         fit = need.needed_bytes <= problem.memory_limit_bytes
         size = late_count(rows.subset(~fit)) if not fit.all() else 0
@@ -61,7 +64,7 @@ class Field:
         feasible = with_late_axes(rows.subset(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
         hear("bounding", feasible.count)
-        frontier = Frontier.of(feasible, needed)
+        frontier = Frontier.of(feasible, needed, like)
         feasible.forget()
         return Field(problem, size + feasible.count, rows, need, frontier)
 

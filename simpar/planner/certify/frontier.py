@@ -143,10 +143,14 @@ class Frontier:
         return result
 
     @staticmethod
-    def of(rows: Rows, needed_bytes: Floats) -> Frontier:
-        """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline."""
-        problem, rows = rows.problem, with_slices(rows)
-        pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
+    def of(rows: Rows, needed_bytes: Floats, like: Frontier | None = None) -> Frontier:
+        """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline.
+
+        ``like`` has other rows, of a problem that differs in constraints only: their prices and passes are the same.
+        """
+        problem, jobs = rows.problem, RowJobs(rows := with_slices(rows))
+        prices = Prices(problem.cluster.in_training.whole, Added.of(problem.stack))
+        pipelines = like.bounds.pipelines.of_others(jobs) if like else Pipelines.of(jobs, prices)
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
         if (cut := unique(pipelines.index[select_sliced(rows)])).size:
@@ -482,12 +486,8 @@ class Frontier:
 
     def _sweep(self, row: int) -> None:
         rows = self._like(row)
-        self._raise(rows, self._swept_ns(rows), SWEPT)
+        self._raise(rows, self.openings.swept_ns(self.sweeps, rows), SWEPT)
         self.swept += len(rows)
-
-    def _swept_ns(self, rows: Ints) -> Floats:
-        """Bounds of rows by their tables and by what is known of their openings."""
-        return np.maximum(self.sweeps.of(rows, self.openings.ends_ns(rows)), self.openings.steps_ns(rows))
 
     def _like(self, row: int) -> Ints:
         """A row and active rows at its level with the same table, those with the lowest bounds."""

@@ -19,6 +19,7 @@ from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import BLOCKS, REPLICAS, SHAPE, TRAFFIC
 from simpar.plan.schedules.actions import F
 from simpar.planner.bound.action_tables import PrecedenceGraph
+from simpar.planner.bound.batched_sweep import Sweeps
 from simpar.planner.bound.data_parallel import Configuration
 from simpar.planner.bound.steps import ROUNDING_MARGIN, StepBounds
 from simpar.program.blocks.phases import COMPUTE
@@ -121,6 +122,10 @@ class Openings:
     def steps_ns(self, rows: Ints) -> Floats:
         """The least that steps of rows take, float64[len(rows)]; 0 where that is not known."""
         return np.array([self.known[row].step_ns if row in self.known else 0.0 for row in rows.tolist()])
+
+    def swept_ns(self, sweeps: Sweeps, rows: Ints) -> Floats:
+        """Bounds of rows by their tables and by what is known of their openings, float64[len(rows)]."""
+        return np.maximum(sweeps.of(rows, self.ends_ns(rows)), self.steps_ns(rows))
 
     def learn(self, row: int, opening: Opening, among: Ints) -> Ints:
         """Note the opening of a simulated row for those ``among`` others that open alike, which are returned."""

@@ -35,8 +35,8 @@ def test_the_margin_is_against_the_best_that_fits_as_predicted(probability, monk
     before, ran = len(field.frontier.simulated), list[object]()
     made = margin.Field.among
 
-    def among(*given):
-        ran.append(made(*given))
+    def among(*given, **more):
+        ran.append(made(*given, **more))
         return ran[-1]
 
     monkeypatch.setattr(margin.Field, "among", among)

@@ -1,6 +1,6 @@
 """Many keys at once have the phases, times and parameters that each has by itself, to the nanosecond."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -107,6 +107,33 @@ def test_a_batch_has_the_phases_of_each_of_its_keys(case):
                     assert phases[at, letter].of(place) == phase
                     found = make_segment(phase, price, slowdown=stack.launch.kernel_overhead)
                     assert plain[letter][key, at] == found.duration_ns
+
+
+@pytest.mark.parametrize("case", some(CASES, ["mixture"]))
+def test_passes_that_other_rows_have_are_not_computed_again(case, monkeypatch):
+    """Of other rows of a problem; those of further keys and ways of recomputation are, and all are the same."""
+    rng, letters, walked = np.random.default_rng(len(case)), tuple(LETTERS), list[int]()
+    known, costs = (costs_of(case, rng) for _ in range(2))
+    again = BlockCosts.of(RowJobs(costs.jobs.rows.subset(np.arange(costs.jobs.rows.count))), costs.prices)
+    rows = known.jobs.rows
+    rows.keep_only(rows.code["recompute"] == 0)
+    rows.domain["recompute"] = rows.domain["recompute"][:1]
+    costs.known, passes = BlockCosts.of(RowJobs(rows), costs.prices), BlockCosts._passes
+    costs.known.kernels_ns(letters)
+
+    def noted(self, batch, kinds, letters):
+        walked.append(len(batch.keys) * len(kinds))
+        return passes(self, batch, kinds, letters)
+
+    monkeypatch.setattr(BlockCosts, "_passes", noted)
+    tables = costs._tables(letters)
+    shared = costs.found_in(costs.known) >= 0
+    new = len(costs.kinds) - sum(kind in costs.known.index for kind in costs.index)
+    assert sum(walked) == len(shared) * new + (~shared).sum() * (len(costs.kinds) - new)
+    assert shared.any()
+    for letter, table in again._tables(letters).items():
+        for each in fields(table):
+            assert np.array_equal(getattr(tables[letter], each.name), getattr(table, each.name))
 
 
 @pytest.mark.parametrize("case", some(["dense", "mixture"], ["mixture"]))

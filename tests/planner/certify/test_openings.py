@@ -52,7 +52,7 @@ def test_no_step_is_shorter_than_what_others_say_of_it(seed):
         before_s = float(frontier.bound_s[row])
         if frontier.openings.told[row]:
             told += 1
-            frontier._raise(np.array([row]), frontier._swept_ns(np.array([row])), SWEPT)
+            frontier._raise(np.array([row]), frontier.openings.swept_ns(frontier.sweeps, np.array([row])), SWEPT)
         steps_s[row] = frontier.simulate(row).step_time_s
         assert before_s <= steps_s[row]
         assert frontier.bound_s[row] <= steps_s[row] or not np.isfinite(frontier.bound_s[row])
@@ -68,7 +68,7 @@ def test_one_simulation_says_more_than_bounds(tensor, more):
     assert len(alike) == 3
     assert (frontier.level[alike] == TABLED).all(), "to be swept again"
     before_s = frontier.bound_s[alike].copy()
-    frontier._raise(alike, frontier._swept_ns(alike), SWEPT)
+    frontier._raise(alike, frontier.openings.swept_ns(frontier.sweeps, alike), SWEPT)
     assert (frontier.bound_s[alike] > more * before_s).all()
     steps_s = np.array([frontier.simulate(row).step_time_s for row in alike.tolist()])
     assert (frontier.bound_s[alike] <= steps_s).all()
