@@ -82,9 +82,9 @@ class BlockCosts(Keys):
 
     @cached_property
     def kinds(self) -> tuple[BlockPolicy, ...]:
-        """Embedding and head, then every block of a layer with every way of recomputation in use."""
-        graph = self.jobs.problem.graph
-        policies = self.jobs.rows.domain["recompute"]
+        """Embedding and head, then every block of a layer with every way of recomputation that a row uses."""
+        graph, rows = self.jobs.problem.graph, self.jobs.rows
+        policies = [rows.domain["recompute"][code] for code in np.flatnonzero(np.bincount(rows.code["recompute"]))]
         blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
         layers = dict.fromkeys(
             BlockPolicy(block, how) for policy in policies for block in blocks for how in _choices(policy, block)
