@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,7 @@ from simpar.report.summarise import with_whole_run
 from simpar.scenario import Scenario, find_scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
+from simpar.workers import Workers
 
 if TYPE_CHECKING:
     from simpar.frameworks.target import Imported
@@ -104,6 +106,7 @@ def sweep(
     seed: int | None = None,
     flops_convention: Literal["full", "causal"] = "full",
     progress: Callable[[Mapping[str, Any]], object] | None = None,
+    workers: Workers | None = None,
 ) -> Sweep:
     """One simulation for every combination of the values of some keys.
 
@@ -111,8 +114,8 @@ def sweep(
     a plan ("tp", "zero"), "seq_len", "global_batch", "hardware", "nodes", "gpus", "model", "stack", or dotted keys of
     a scenario. A schedule that cannot run the chunks of the scenario's runs its own number of them, unless flags,
     settings or ``over`` state one. A combination that is refused keeps the reason; Ctrl-C keeps what is simulated.
-    ``progress`` is called with every combination before it is simulated. Raises UserError for keys and values that no
-    scenario has.
+    ``progress`` is called with every combination in its turn; ``workers`` are the processes that simulate (default:
+    this one), on which no result depends. Raises UserError for keys and values that no scenario has.
 
     >>> result = sweep("gpt2-laptop", {"micro_batch": (1, 2), "zero": (0, 1)})
     >>> result.to_frame()[["micro_batch", "zero", "fits"]].values.tolist()
@@ -125,19 +128,25 @@ def sweep(
     scenarios = [_with_own_chunks(choice, scenario, flags, settings) for choice in choices]
     for each, _ in scenarios:
         each.require_update()
+    options = {"engine": engine, "seed": seed, "flops_convention": flops_convention, "with_timeline": False}
+    answers = (workers or Workers()).stream(
+        partial(_answered, [each for each, _ in scenarios], options), range(len(scenarios))
+    )
     rows: list[Swept] = []
     with suppress(KeyboardInterrupt):
-        for choice, (each, vpp) in zip(choices, scenarios, strict=True):
+        for choice, (_, vpp) in zip(choices, scenarios, strict=True):
             if progress:
                 progress(choice)
-            try:
-                result = simulate(
-                    **each.inputs(), engine=engine, seed=seed, flops_convention=flops_convention, with_timeline=False
-                )
-                rows.append(Swept(choice, result, vpp=vpp))
-            except UserError as error:
-                rows.append(Swept(choice, refused=str(error), vpp=vpp))
+            rows.append(Swept(choice, **next(answers), vpp=vpp))
     return Sweep((*rows, *map(Swept, choices[len(rows) :])))
+
+
+def _answered(scenarios: Sequence[Scenario], options: Mapping[str, Any], which: int) -> dict[str, Any]:
+    """The result of one of some scenarios, or the reason why it is refused."""
+    try:
+        return {"result": simulate(**scenarios[which].inputs(), **options)}
+    except UserError as error:
+        return {"refused": str(error)}
 
 
 def _with_own_chunks(

@@ -6,8 +6,12 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from simpar.dataclass import dataclass
@@ -60,13 +64,24 @@ class Workers:
         return list(self.stream(function, items) if len(items) > 1 else map(function, items))
 
     def stream(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-        """:meth:`map`, yielding each result as soon as it and those before it are there."""
-        if self.jobs == 1:
-            yield from map(function, items)
+        """:meth:`map`, yielding each result as soon as it and those before it are there.
+
+        Items that a killed process leaves, as when memory runs out, are done by this one.
+        """
+        left, alone_s = deque(items), 0.0
+        while left and (self.jobs == 1 or alone_s < self.patience_s):
+            began = perf_counter()
+            answer = function(left.popleft())
+            alone_s += perf_counter() - began
+            yield answer
+        if not left:
             return
-        with self.pool(function) as pool:
-            for future in [pool.submit(item) for item in items]:
-                yield future.result()
+        with suppress(BrokenProcessPool), self.pool(function) as pool:
+            for future in [pool.submit(item) for item in left]:
+                answer = future.result()
+                left.popleft()
+                yield answer
+        yield from map(function, left)
 
 
 class Pool(ABC, Generic[Item, Answer]):

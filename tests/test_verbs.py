@@ -11,6 +11,7 @@ import pytest
 import simpar
 from simpar import cli
 from simpar.verbs import scenario_key
+from simpar.workers import Processes, Workers
 from tests.gate import some
 
 TRAINING = {"seq_len": 1024, "global_batch": 64}
@@ -57,6 +58,23 @@ def test_a_sweep_tells_what_is_being_simulated_and_can_be_stopped() -> None:
     assert seen == [{"zero": 0}, {"zero": 1}]
     assert result.interrupted
     assert [row.interrupted for row in result.rows] == [False, True, True]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_processes_give_the_rows_that_one_process_gives(monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    """In order, with reasons of refusals; also where the system kills them, as when memory runs out."""
+    over, usual, ended = {"micro_batch": (1, 2, 5), "zero": (0, 2)}, Processes.submit, []
+
+    def submit(self: Processes, item: int) -> object:
+        future = usual(self, item)
+        ended.extend(each.kill() for each in list(self._executor._processes.values()))
+        return future
+
+    expected = simpar.sweep("gpt2-laptop", over).to_dict()
+    if killed:
+        monkeypatch.setattr(Processes, "submit", submit)
+    assert simpar.sweep("gpt2-laptop", over, workers=Workers(2)).to_dict() == expected
+    assert bool(ended) == killed
 
 
 @pytest.mark.parametrize("over", [{"zero": "1,2"}, {"zero": 1}, {"zero": []}])

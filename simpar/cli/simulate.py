@@ -23,6 +23,12 @@ SIMULATE_FLAGS = (
         "--set; if repeated, every combination; help lists the keys",
         kind=list[str],
     ),
+    ScenarioFlag(
+        "--jobs",
+        "Number of processes that share the combinations of --over; -1: one per core (default: one per core, at most 8, "
+        "on Linux; else 1). No result depends on it",
+        kind=int,
+    ),
     ScenarioFlag("--json", JSON_HELP),
     ScenarioFlag("--csv", "Write the table of --over as CSV, in SI units"),
     ScenarioFlag("--trace", "Write a trace for Perfetto or chrome://tracing"),
@@ -66,6 +72,8 @@ def simulate(scenario: str | None, **values: Any) -> int:
         return run_sweep(scenario, flags, values)
     if values["csv"]:
         raise UserError("--csv: is the table of --over key=value,value; one result is written by --json")
+    if values["jobs"] is not None:
+        raise UserError("--jobs: is the number of processes that share --over key=value,value; one result needs one")
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     _refuse_chunks_alone(loaded.plan, flags)
     if values["rl"] or loaded.post_training is not None:

@@ -24,6 +24,7 @@ def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[st
     from simpar import verbs
     from simpar.files import check_writable
     from simpar.report.sweep import choice_text
+    from simpar.workers import Workers
 
     if asks(values["over"]):
         print_sweep_axes(console())
@@ -34,6 +35,7 @@ def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[st
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: shows one run, --over makes several: allowed: one of the two")
     options = {name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None}
+    workers = Workers.usual() if values["jobs"] is None else Workers(values["jobs"])
     over = dict(map(parse, values["over"]))
     if len(over) < len(values["over"]):
         raise UserError(f"--over {' --over '.join(values['over'])}: a key is given twice; give all its values at once")
@@ -44,6 +46,7 @@ def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[st
             flags=flags,
             settings=values["set_"] or (),
             progress=lambda choice: status.update(f"simulating {choice_text(choice)}"),
+            workers=workers,
             **options,
         )
     _write(result, f"{scenario or 'simulate'}: {', '.join(values['over'])}", values)

@@ -57,6 +57,8 @@ def test_choices_that_cannot_be_say_why(capsys: pytest.CaptureFixture[str]) -> N
         (["--over", "=1"], "wants key=value,value"),
         (["--over", "bucketbytes=1"], "did you mean 'bucket_bytes'?"),
         (["--over", "tp=1,2", "--trace", "t.json"], "--trace: shows one run"),
+        (["--over", "tp=1,2", "--jobs", "0"], "jobs = 0: allowed: at least 1"),
+        (["--jobs", "2"], "--jobs: is the number of processes that share --over"),
         (["--over", "tp=1,2", "--days", "3"], "--days: shows one run"),
     ],
 )

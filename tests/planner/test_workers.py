@@ -121,7 +121,6 @@ def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
     assert set(active_children()) <= before
 
 
-@pytest.mark.skipif(not can_fork(), reason="no forks")
 @pytest.mark.skipif(not can_fork(), reason="a function that is inherited writes half of an answer")
 def test_a_process_in_the_middle_of_an_answer_ends():
     """Nobody waits for the rest of an answer whose process was killed while it wrote."""
@@ -206,6 +205,18 @@ def test_figures_are_those_of_the_measure(problem_of):
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
     assert measure_in_worker([problem], (0, plan.with_values(tp=3))) is None
+
+
+@pytest.mark.parametrize(("patience_s", "here"), [(0.0, 0), (1e9, 6)])
+def test_a_stream_begins_alone_for_as_long_as_it_is_patient(patience_s, here):
+    """Answers are in order whoever gives them."""
+    answers = list(Workers(2, patience_s=patience_s).stream(_whose, range(6)))
+    assert [item for item, _ in answers] == list(range(6))
+    assert [process for _, process in answers].count(os.getpid()) == here
+
+
+def _whose(item):
+    return item, os.getpid()
 
 
 def test_numbers_and_backends_that_are_not_allowed_are_refused():
