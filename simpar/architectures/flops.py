@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
+from itertools import chain
+from operator import add
 
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
 from simpar.architectures.linear_attention import FLOP_PER_STATE
@@ -32,14 +35,12 @@ def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, 
 def _summed(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...], shares: _Shares) -> float:
     """The sum over the operators of blocks, in their order; those of one block in many layers are counted once."""
     shape, known = shape_dims(graph, seq_len), dict[int, list[float]]()
-    total = 0.0
     for block in blocks:
         if id(block) not in known:
             dims = block.view(shape)
             known[id(block)] = [each for op in block.operators for each in shares(op, dims)]
-        for each in known[id(block)]:
-            total += each
-    return total
+    # one after the other: Python's sum rounds otherwise from 3.12 on
+    return reduce(add, chain.from_iterable(known[id(block)] for block in blocks), 0.0)
 
 
 def _cut(blocks: Iterable[Block], kept: Callable[[Operator], bool]) -> tuple[Block, ...]:

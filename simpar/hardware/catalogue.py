@@ -1,5 +1,6 @@
 """Clusters by the name or file of their profile: of one kind of nodes, or of several."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def written(cluster: Cluster) -> str | dict[str, Any]:
     """
     profile = cluster.profile
     if profile.name in files.bundled("clusters"):
-        shipped = load_cluster(profile.name).reducing(
+        shipped = _shipped(profile.name).reducing(
             nvls=profile.scale_up.nvls, sharp=bool(profile.scale_out and profile.scale_out.sharp)
         )
         if set_price(shipped, profile.price_per_device_hour).profile == profile:
@@ -110,6 +111,12 @@ def written(cluster: Cluster) -> str | dict[str, Any]:
     if isinstance(profile.device, str) and profile.device not in files.bundled("devices"):
         profile = profile.model_copy(update={"device": cluster.device})
     return as_written(profile, EXACT)
+
+
+@cache
+def _shipped(name: str) -> Cluster:
+    """One node of a shipped profile; its file does not change while simpar runs."""
+    return load_cluster(name)
 
 
 def recorded(cluster: Cluster) -> dict[str, Any]:

@@ -180,8 +180,8 @@ def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
     graph, seq_len = _of_mean_documents(job), job.training.seq_len
-    per_token = model_flop_per_token(graph, seq_len, context.convention)
     causal, full = (model_flop_per_token(graph, seq_len, convention) for convention in ("causal", "full"))
+    per_token = full if context.convention == "full" else causal
     peak = _peak_flop_per_s(job, cluster)
     return Speed(
         step_time_s=step_s,
