@@ -42,6 +42,7 @@ from simpar.simulation import lower_job, make_job, simulate, stack_for
 from simpar.stacks.stack import Stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_seconds
+from simpar.workers import Workers
 
 MAX_PAIRS = 6  # simulated in the second round
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
@@ -91,19 +92,24 @@ def trial_of(change: str, result: Result, not_with: str = "") -> Trial:
     )
 
 
-def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:
+def advise(
+    result: Result,
+    inputs: Mapping[str, Any],
+    progress: Callable[[str], None] | None = None,
+    workers: Workers | None = None,
+) -> Result:
     """The result with its simulated neighbours, best first, in ``why.trials``, and hints from the best of them.
 
-    ``inputs`` are the arguments of :func:`simpar.simulate`; ``progress`` gets the name of every trial before it runs.
-    Layouts that are impossible on this model and cluster are kept with the reason; changes that lead to the same plan
-    are one trial.
+    ``inputs`` are the arguments of :func:`simpar.simulate`; ``progress`` gets the name of every trial in its turn, and
+    ``workers`` are the processes that simulate (default: this one). Layouts that are impossible on this model and
+    cluster are kept with the reason; changes that lead to the same plan are one trial.
     """
     plan = result.plan
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
     run = PlanChanger.of(result, inputs, progress)
-    first = _distinct([run(change) for change in single_changes(plan, target_of(inputs))])
-    tried_changes = _distinct([*first, *(run(change) for change in _pairs(result, first))])
+    first = _distinct(run.all_of(single_changes(plan, target_of(inputs)), workers))
+    tried_changes = _distinct([*first, *run.all_of(_pairs(result, first), workers)])
     trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     told = tuple(_hints(advised, _met(result, tried_changes, inputs)))
@@ -272,11 +278,24 @@ class PlanChanger:
         runs_all = framework is not None and framework.runs_all
         return PlanChanger(asked, inputs, progress or (lambda _: None), framework if runs_all else None)
 
-    def __call__(self, change: Change) -> TriedChange:
-        """Simulate one change; one that is not possible is an answer as well."""
-        whole = change | reset_dependents(change, self.plan)
+    def all_of(self, changes: Iterable[Change], workers: Workers | None = None) -> list[TriedChange]:
+        """Simulate some changes, by several processes if there are ``workers``; in their order.
+
+        One that is not possible is an answer as well.
+        """
+        wanted, result = list(changes), list[TriedChange]()
+        answers = (workers or Workers()).stream(self._tried, wanted)
+        for change in wanted:
+            self.progress(as_flags(self._whole(change)))
+            result.append(next(answers))
+        return result
+
+    def _whole(self, change: Change) -> Change:
+        return change | reset_dependents(change, self.plan)
+
+    def _tried(self, change: Change) -> TriedChange:
+        whole = self._whole(change)
         flags = as_flags(whole)
-        self.progress(flags)
         try:
             plan = self.plan.with_values(**whole)
             result = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})

@@ -25,6 +25,7 @@ from simpar.report.words import in_brief
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate, stack_for
 from simpar.units import format_seconds
+from simpar.workers import Workers
 from tests.gate import some
 
 FLAGS = {
@@ -166,6 +167,18 @@ def test_impossible_layouts_keep_their_reason(few):
 def test_pairs_join_two_changes(advised):
     """Where two changes help, their pair is simulated as well."""
     assert any(trial.change.count("--") >= 2 and "--schedule" not in trial.change for trial in advised.why.trials)
+
+
+def test_processes_give_the_same_advice(inputs, few):
+    """Trials in their order, hints, and the name of every trial in its turn."""
+    few("micro_batch", "recompute")
+    result, names = simulate(**inputs), ([], [])
+    alone, shared = (
+        advise(result, inputs, told.append, how) for told, how in zip(names, (None, Workers(2)), strict=True)
+    )
+    assert shared.to_dict() == alone.to_dict()
+    assert len(names[0]) > 2
+    assert names[0] == names[1]
 
 
 def test_a_saved_result_gives_the_same_advice(inputs, few):

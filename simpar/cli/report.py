@@ -87,6 +87,7 @@ def _found(name: str) -> dict[str, Any] | None:
 
 def _advised(result: Result) -> Result:
     from simpar.neighbours import advise, inputs_of
+    from simpar.workers import Workers
 
     with working("simulating again") as status:
-        return advise(result, inputs_of(result), lambda change: status.update(f"trying {change} ..."))
+        return advise(result, inputs_of(result), lambda change: status.update(f"trying {change} ..."), Workers.usual())

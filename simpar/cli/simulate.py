@@ -25,8 +25,8 @@ SIMULATE_FLAGS = (
     ),
     ScenarioFlag(
         "--jobs",
-        "Number of processes that share the combinations of --over; -1: one per core (default: one per core, at most 8, "
-        "on Linux; else 1). No result depends on it",
+        "Number of processes that share the combinations of --over; -1: one per core (default: one per core, at most "
+        "8, on Linux; else 1). No result depends on it",
         kind=int,
     ),
     ScenarioFlag("--json", JSON_HELP),
@@ -112,8 +112,9 @@ def _under_other_stacks(result: Result, inputs: Mapping[str, Any]) -> Result:
 
 def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
     from simpar.neighbours import advise
+    from simpar.workers import Workers
 
-    return advise(result, inputs, lambda change: status.update(f"trying {change} ..."))
+    return advise(result, inputs, lambda change: status.update(f"trying {change} ..."), Workers.usual())
 
 
 def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int) -> tuple[Result, Outcome | None]:

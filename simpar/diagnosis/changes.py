@@ -167,7 +167,7 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
     run = PlanChanger.of(base, inputs, lambda flags: hear(f"trying {flags} ..."))
     stack = apply_execution_choices(stack_for(base.plan, inputs["stack"]), base.plan)
     changes = (*single_changes(base.plan, target_of(inputs), is_measured=True), *_graphs(inputs, stack))
-    for tried in map(run, changes):
+    for tried in run.all_of(changes):
         if tried.result is None:
             gains.append(Gain(tried.flags, refused=tried.refused))
         elif gains_by_meeting(inputs, base, tried.result):

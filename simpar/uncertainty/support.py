@@ -104,7 +104,7 @@ def support_of(traits: Traits, evidence: Sequence[Evidence]) -> Support:
 
 
 class _Entries(tuple[Evidence, ...]):
-    """Evidence that is equal if its entries are the same objects: to hash what hundreds say takes longer than to ask."""
+    """Evidence that is equal if its entries are the same objects: to hash what hundreds say takes long."""
 
     __slots__ = ()
 
