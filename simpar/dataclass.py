@@ -1,23 +1,23 @@
 """Dataclasses that cost little to define: ``dataclass`` as in Python's ``dataclasses``.
 
 Python's decorator compiles the source of up to seven methods for every class, which takes a millisecond: for the
-hundreds of classes that one command imports, a third of its time. Here a method is compiled when it is first looked
-up (``__init__``, when there are some objects), and those that are seldom called are not compiled at all. Python's
+hundreds of classes that one command imports, a third of its time. Here ``__init__`` is compiled when there are some
+objects, others when they are first looked up, and those that are seldom called are not compiled at all. Python's
 decorator still reads the fields, so ``field``, ``fields``, ``replace``, ``asdict`` and matching are those of
 ``dataclasses``.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import MISSING, Field, FrozenInstanceError
-from functools import partial
+from functools import cached_property, partial
 from reprlib import recursive_repr
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 Instance = TypeVar("Instance")
 SELF = "__dataclass_self__"  # no field has this name
-FEW = 8
+FEW = 16
 """Objects of a class that are filled before its ``__init__`` is compiled."""
 FACTORY = object()
 """The default of an argument whose value comes from its field's factory."""
@@ -121,31 +121,36 @@ class _LaterInit(_Later):
         return partial(self._fill, instance)
 
     def _fill(self, instance: Any, /, *given: Any, **named: Any) -> None:
-        fields = dataclasses.fields(self.cls)
-        taken = {field.name: field for field in fields if field.init}
-        positional = [name for name, field in taken.items() if not field.kw_only]
-        values = dict(zip(positional, given, strict=False))
-        is_right = len(given) <= len(positional) and values.keys().isdisjoint(named) and named.keys() <= taken.keys()
-        values |= named
-        if not is_right or any(_is_needed(field) and name not in values for name, field in taken.items()):
+        positional, taken, needed, defaults, factories = self._arguments
+        names = {*positional[: len(given)], *named}
+        if len(names) < len(given) + len(named) or not needed <= names <= taken:
             super().__get__(instance)(*given, **named)  # which says what is wrong
             return
-        for field in fields:
-            if field.name in values:
-                value = values[field.name]
-            elif field.default_factory is not MISSING:
-                value = field.default_factory()
-            elif field.init:
-                value = field.default
-            else:
-                continue  # it is the attribute of the class, if there is a default
-            object.__setattr__(instance, field.name, value)
+        values = {**defaults, **dict(zip(positional, given, strict=False)), **named}
+        for name, make in factories:
+            if name not in names:
+                values[name] = make()
+        instance.__dict__.update(values)
         if hasattr(self.cls, "__post_init__"):
             instance.__post_init__()
 
+    @cached_property
+    def _arguments(self) -> tuple[list[str], Set[str], Set[str], dict[str, Any], list[tuple[str, Callable[[], Any]]]]:
+        """Names by position, all names, those that are needed; every field in order with its default; factories.
 
-def _is_needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+        A field that is no argument is the attribute of the class, if it has a default.
+        """
+        fields = dataclasses.fields(self.cls)
+        taken = [field for field in fields if field.init]
+        factories = [(field.name, field.default_factory) for field in fields if field.default_factory is not MISSING]
+        made = dict(factories)
+        return (
+            [field.name for field in taken if not field.kw_only],
+            frozenset(field.name for field in taken),
+            frozenset(field.name for field in taken if field.default is MISSING and field.name not in made),
+            {field.name: field.default for field in fields if field.init or field.name in made},
+            factories,
+        )
 
 
 def _named(method: Any, name: str, cls: Any) -> Any:

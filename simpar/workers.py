@@ -8,15 +8,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import choose
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 LOCAL, DASK = "local", "dask"
 BACKENDS = (LOCAL, DASK)
@@ -76,7 +77,9 @@ class Workers:
             yield answer
         if not left:
             return
-        with suppress(BrokenProcessPool), self.pool(function) as pool:
+        from concurrent.futures import BrokenExecutor
+
+        with suppress(BrokenExecutor), self.pool(function) as pool:
             for future in [pool.submit(item) for item in left]:
                 answer = future.result()
                 left.popleft()
