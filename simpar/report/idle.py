@@ -249,21 +249,21 @@ def _with_own_in_parallel(
     The first stage reduces its gradients last. Another stage that waits for it reduces its own gradients in the same
     gap, which would take as long if it did not wait.
     """
-    kept, kind_of = [], part.kind_of_op[waits.op]
+    added, kept, own_kind, kind_of = [own], list[GapPieces](), part.kind_of_op[own.op], part.kind_of_op[waits.op]
     for number, kind in enumerate(COMMUNICATION):
         rows = np.flatnonzero(kind_of == number)
         if kind == PIPELINE or not len(rows):
             continue
-        theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == number)
+        theirs, counted = waits.take(rows), own.take(own_kind == number)
         need = _per_gap(theirs, theirs.length_ns, gaps)
         extra, some = np.zeros_like(need), np.flatnonzero(need)
         spare = part.under_way(kind).between_ns(gaps.class_id[some], gaps.begin[some], gaps.end[some])
         extra[some] = np.minimum(need[some], spare - _per_gap(counted, counted.length_ns, gaps)[some])
         parts = dict(place_shares(theirs, np.stack([extra, need - extra], axis=1)))
-        own = GapPieces.joined([own, parts[0]])
+        added.append(parts[0])
         kept.append(parts[1])
         waits, kind_of = waits.take(kind_of != number), kind_of[kind_of != number]
-    return own, GapPieces.joined([waits, *kept])
+    return GapPieces.joined(added), GapPieces.joined([waits, *kept])
 
 
 def _late_by_slow(gaps: Gaps, own_ns: Ints, surplus_ns: Floats, given_ns: Ints) -> Ints:
