@@ -438,10 +438,12 @@ class RankClassBuilder:
                 use = embedding_sum(elements, self.builders[0].sync)
                 sums = (TemplateNode(PIPELINE, "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
             held, matrices = builder.parameters_of_rank(stage), builder.matrices(stage)
-            sums = (*sums, *builder.matrix_moves(stage))
-            nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
-            nodes = (*nodes, *emptied(builder, self.schedule, stage))
-            self._known[key] = Template(nodes, len(nodes) - 1)
+            sums, last = (*sums, *builder.matrix_moves(stage)), emptied(builder, self.schedule, stage)
+            alike = id(builder), tuple(held.items()), root, sums, matrices, last
+            if alike not in self._known:  # stages that hold and end alike share it
+                nodes = (*builder.sync.tail(held, root=root, sums=sums, matrices=matrices), *last)
+                self._known[alike] = Template(nodes, len(nodes) - 1)
+            self._known[key] = self._known[alike]
         tail: Template = self._known[key]
         return tail
 

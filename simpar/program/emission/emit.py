@@ -6,7 +6,7 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
-from simpar.errors import BeyondIntegers, TooManyOps
-from simpar.program.blocks.phases import CollectiveUse
+from simpar.errors import TooManyOps
+from simpar.program.emission.template_columns import OPS, WIDTH, SharedTables, TemplateColumns, make_columns
 from simpar.program.emission.traffic import QuotientNetwork
 from simpar.program.emission.write_ops import LIBRARY, AlikeColumns, alike_columns, write_ops
 from simpar.program.fold.quotient import Quotient
-from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
-from simpar.program.structure.templates import BUFFERS, Template, TemplateNode
+from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program
+from simpar.program.structure.templates import Template
 from simpar.units import Flags, Indices, Ints, unique
 
 MOST_OPS = 8_000_000
@@ -76,30 +76,15 @@ class Slots:
         return slice(*np.searchsorted(self.class_id, ends).tolist())
 
 
-@dataclass(frozen=True)
-class _TemplateColumns:
-    """One template in columns.
-
-    ``ops`` int64[6, nodes] has a row for each of ``_OPS``. ``rows``, by name, are int64[columns, rows] of what belongs
-    to nodes: dependencies, streams, memory and so on. ``uses`` are the nodes of each collective.
-    """
-
-    ops: Ints
-    rows: Mapping[str, Ints]
-    uses: Mapping[CollectiveUse, list[int]]
-
-
 _Read = tuple[Ints, Ints]
 """Values, and for every slot the index of its value."""
 _OF_ACTIONS = ("template", "microbatch", "stage", "source_class", "source_action", "first_layer")
-_OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
-_FLOWS = _OPS[1:]
+_FLOWS = OPS[1:]
 """Columns that a collective gets from its process group."""
 _LARGE = ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s")
 """Columns that 32 bits do not hold."""
-_WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
 _NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1, "exit": 1}
-"""By kind of row: how many columns it has, and how many of the first ones name nodes."""
+"""By kind of row: how many of the first columns name nodes."""
 
 
 class Emitter:
@@ -114,7 +99,8 @@ class Emitter:
         self.most_ops = min(MOST_OPS, _AT_MOST.get()) if most_ops is None else most_ops
         self._streams = {name: index for index, name in enumerate(streams)}
         self._labels: dict[tuple[str, str, int], int] = {}
-        self._tables: dict[int, tuple[Template, _TemplateColumns]] = {}
+        self._tables: dict[int, tuple[Template, TemplateColumns]] = {}
+        self._known: dict[tuple[int, ...], SharedTables] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
         self._added: list[tuple[Ints, ClassActions]] = []
         self._parts: list[tuple[Ints, dict[str, Ints]]] = []
@@ -148,7 +134,7 @@ class Emitter:
         parts: list[NDArray[Any]] = [quotient.multiplicity, directed]
         known: dict[int, list[NDArray[Any]]] = {}
         for classes, actions in self._added:
-            tables = self._tables_of(actions)
+            tables = self._shared(actions).tables
             for template, table in zip(actions.templates, tables, strict=True):
                 if id(template) not in known:
                     hashed.update(repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode())
@@ -156,7 +142,7 @@ class Emitter:
                     parts += known[id(template)]
                 parts.append(known[id(template)][0])
             parts += [classes, *(getattr(actions, name) for name in _OF_ACTIONS)]
-            uses, use_of_node = _uses(tables)
+            uses, use_of_node = self._shared(actions).uses
             parts += [use_of_node, *(network.flows(classes, use) for use in uses)]
         routes = network.program_routes()
         parts += [routes.links.pointer, routes.links.item, routes.coefficient, routes.capacity_bytes_per_s]
@@ -208,14 +194,15 @@ class Emitter:
 
     def _alike(self, classes: Ints, actions: ClassActions) -> AlikeColumns:
         """What :func:`write_ops` reads of classes with the same actions."""
-        tables, template = self._tables_of(actions), actions.template
-        lengths, starts = _slots_of(tables, template)
+        shared, template = self._shared(actions), actions.template
+        tables, (uses, use), of_nodes = shared.tables, shared.uses, shared.columns
+        _, starts = _slots_of(tables, template)
         labels, label_at = self._label(actions)
-        uses, use = _uses(tables)
         flows = [self.network.flows(classes, each) for each in uses]
-        columns = {name: [table.rows[name] for table in tables] for name in _WIDTH}
-        waiting, freeing = (_tile(columns.pop(name), template, starts, _NODES[name]) for name in ("awaits", "frees"))
-        fixed_ns = [table.ops[_OPS.index("fixed_ns")] for table in tables]
+        waiting, freeing = (
+            _tile([table.rows[name] for table in tables], template, starts, _NODES[name])
+            for name in ("awaits", "frees")
+        )
         return alike_columns(
             classes,
             template=template,
@@ -225,31 +212,28 @@ class Emitter:
             start=starts,
             source_class=actions.source_class,
             source_action=actions.source_action,
-            node_at=np.append(0, np.cumsum(lengths)),
-            fixed_ns=np.concatenate(fixed_ns),
             use=use,
             label=labels,
             flow=np.array(flows, dtype=np.int64),
-            **{name: np.concatenate(rows, axis=1) for name, rows in columns.items()},
-            **{f"{name}_at": np.cumsum([0, *(each.shape[1] for each in rows)]) for name, rows in columns.items()},
             exit=np.array([each.exit for each in actions.templates]),
             buffer=_buffer_rows(waiting, freeing),
+            **of_nodes,
         )
 
     def _columns(self) -> dict[str, Any]:
         """Columns of all slots by name; their rows (dependencies and so on) are kept by class for :meth:`_joined`."""
-        names = ("class_id", "action", "label", "microbatch", "stage", *_OPS)
+        names = ("class_id", "action", "label", "microbatch", "stage", *OPS)
         columns = {name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names}
         known: dict[tuple[int, int], tuple[Ints, dict[str, _Read], dict[str, Ints]]] = {}
         for classes, actions in self._added:
-            key, tables = (id(actions.templates), id(actions.template)), self._tables_of(actions)
+            key, shared = (id(actions.templates), id(actions.template)), self._shared(actions)
             if key not in known:
-                known[key] = self._shared_columns(actions, tables)
-            row, shared, rows = known[key]
+                known[key] = self._shared_columns(actions, shared.tables)
+            row, read, rows = known[key]
             begins = self._begins[classes, None]
             places = _places(begins, len(row))
             columns["class_id"][places] = classes[:, None]
-            for name, (values, at) in shared.items():
+            for name, (values, at) in read.items():
                 column, values = columns[name], values.astype(columns[name].dtype)
                 if len(values) and (values == values[0]).all():  # of collectives, what comes from groups
                     column[places] = values[0]
@@ -257,7 +241,7 @@ class Emitter:
                     np.take(values, at, out=column[places], mode="clip")
                 else:
                     column[places] = values[at]
-            uses, use_of_node = _uses(tables)
+            uses, use_of_node = shared.uses
             if uses:
                 flows = np.stack([self.network.flows(classes, use) for use in uses])
                 at = np.flatnonzero(use_of_node[row] >= 0)
@@ -271,7 +255,7 @@ class Emitter:
         return columns
 
     def _shared_columns(
-        self, actions: ClassActions, tables: Sequence[_TemplateColumns]
+        self, actions: ClassActions, tables: Sequence[TemplateColumns]
     ) -> tuple[Ints, dict[str, _Read], dict[str, Ints]]:
         """What classes with the same actions share: (node of every slot, values of columns, rows by name).
 
@@ -281,7 +265,7 @@ class Emitter:
         lengths, starts = _slots_of(tables, actions.template)
         rows = {
             name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
-            for name in _WIDTH
+            for name in WIDTH
         }
         exits, (arrival,) = np.array([template.exit for template in actions.templates]), rows["arrival"]
         buffers = _buffer_rows(rows.pop("awaits"), rows.pop("frees"))
@@ -294,7 +278,7 @@ class Emitter:
         read = {name: (values, action) for name, values in slots.items()}
         read["label"] = labels, row + (first - bases)[action]
         ops = np.concatenate([table.ops for table in tables], axis=1)
-        return row, read | {name: (values, row) for name, values in zip(_OPS, ops, strict=True)}, rows
+        return row, read | {name: (values, row) for name, values in zip(OPS, ops, strict=True)}, rows
 
     def _waits(self, op: Indices) -> tuple[Indices, Indices]:
         """(Waiting op, op that it waits for): earlier nodes of the same action, and the exits of other actions."""
@@ -335,79 +319,26 @@ class Emitter:
         lengths = np.array([len(table) for table in tables])
         return np.concatenate(tables), (np.cumsum(lengths) - lengths)[which]
 
-    def _tables_of(self, actions: ClassActions) -> list[_TemplateColumns]:
-        for template in actions.templates:
-            if id(template) not in self._tables:
-                self._tables[id(template)] = template, _table(template.nodes, self._streams)
-        return [self._tables[id(template)][1] for template in actions.templates]
+    def _shared(self, actions: ClassActions) -> SharedTables:
+        """The tables of the templates of some actions, the same for all that run the same templates."""
+        key = tuple(map(id, actions.templates))
+        if key not in self._known:
+            for template in actions.templates:
+                if id(template) not in self._tables:
+                    self._tables[id(template)] = template, make_columns(template.nodes, self._streams)
+            self._known[key] = SharedTables([self._tables[at][1] for at in key])
+        return self._known[key]
 
 
-def _slots_of(tables: Sequence[_TemplateColumns], template: Ints) -> tuple[Ints, Ints]:
+def _slots_of(tables: Sequence[TemplateColumns], template: Ints) -> tuple[Ints, Ints]:
     """How many slots every template has, and the first slot of every action, counted from its class's."""
     lengths = np.array([table.ops.shape[1] for table in tables])
     return lengths, np.cumsum(lengths[template]) - lengths[template]
 
 
-def _uses(tables: Sequence[_TemplateColumns]) -> tuple[list[CollectiveUse], Ints]:
-    """Distinct collectives of templates, and for each node, template after template, its collective's index or -1."""
-    uses: dict[CollectiveUse, int] = {}
-    result = [np.full(table.ops.shape[1], -1) for table in tables]
-    for of_node, table in zip(result, tables, strict=True):
-        for use, at in table.uses.items():
-            of_node[at] = uses.setdefault(use, len(uses))
-    return list(uses), np.concatenate(result)
-
-
-def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _TemplateColumns:
-    uses: dict[CollectiveUse, list[int]] = {}
-    for i, node in enumerate(nodes):
-        if node.collective:
-            uses.setdefault(node.collective, []).append(i)
-    each = list(enumerate(nodes))
-    # _OPS: of a collective, all but the node come from its group's flow (_FLOWS); -1 names no group and no route
-    zero, none = [0] * len(nodes), [-1] * len(nodes)
-    ops = {
-        "node": range(len(nodes)),
-        "group": none,
-        "fixed_ns": [0 if node.collective else node.duration_ns for node in nodes],
-        "work_bytes": zero,
-        "route": none,
-        "rate_cap_bytes_per_s": zero,
-    }
-    changes = [(i, change) for i, node in each for change in node.memory]
-    # by kind of row: (node, node waited for), (node, stream), (node, at its finish?, bytes, category), (node,),
-    # (node, first node of the action, buffer, how many uses back), (node, buffer)
-    rows: dict[str, list[tuple[int, ...]]] = {
-        "dependency": [(i, after) for i, node in each for after in node.after],
-        "stream": [(i, streams[name]) for i, node in each for name in node.streams if name in streams],
-        "memory": [
-            (i, int(c.at_finish), round(c.delta_bytes), MEMORY_CATEGORIES.index(c.category)) for i, c in changes
-        ],
-        "arrival": [(i,) for i, node in each if node.arrival],
-        "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],
-        "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
-    }
-    return _TemplateColumns(
-        ops=_rows(list(zip(*(ops[name] for name in _OPS), strict=True)), len(_OPS)),
-        rows={name: _rows(some, _WIDTH[name]) for name, some in rows.items()},
-        uses=uses,
-    )
-
-
 def model_layer(layer: int, first_layer: int) -> int:
     """The layer of the model for a layer of a template, which counts from the stage's first; -1 (no layer) stays."""
     return layer + first_layer if layer >= 0 else layer
-
-
-def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Rows as columns: int64[width, rows]."""
-    try:
-        return np.ascontiguousarray(np.array(values, dtype=np.int64).reshape(-1, width).T)
-    except OverflowError:
-        raise BeyondIntegers(
-            "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
-            "(training.seq_len, plan.micro_batch)"
-        ) from None
 
 
 def _tiling(tables: Sequence[Ints], template: Ints) -> tuple[Ints, Ints]:

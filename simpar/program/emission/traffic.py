@@ -342,7 +342,7 @@ class QuotientNetwork:
         They are the group, ``fixed_ns``, ``work_bytes``, the route (-1: none) and ``rate_cap_bytes_per_s``.
         """
         groups = self.quotient.group_class[use.group][classes]
-        price = self._priced(int(groups[0]), use)
+        price = self._priced(int(self.alike[groups[0]]), use)
         route = np.full(len(groups), -1)
         if price.positions is not None:
             for group in dict.fromkeys(groups.tolist()):
@@ -358,17 +358,23 @@ class QuotientNetwork:
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
-        return self._priced(self.group_of(class_id, use.group), use).solo_ns
+        return self._priced(self._first_alike[use.group][class_id], use).solo_ns
+
+    @cached_property
+    def _first_alike(self) -> dict[str, list[int]]:
+        """By kind of group, the first group that is alike to that of every rank class."""
+        return {kind: self.alike[groups].tolist() for kind, groups in self.quotient.group_class.items()}
 
     def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
         """How long a collective slows the kernels beside it."""
         solo_ns, per_byte = self.solo_ns(class_id, use), occupied_s_per_byte(use.op, self.cluster)
         return int(occupied_ns(solo_ns, use.size_bytes, use.count, per_byte))
 
-    def _priced(self, group: int, use: CollectiveUse) -> _Priced:
-        key = (int(self.alike[group]), use)
+    def _priced(self, alike: int, use: CollectiveUse) -> _Priced:
+        """The price of a collective of a group class, by the first one that is alike."""
+        key = alike, use
         if key not in self._prices:
-            self._prices[key] = self._make(*key)
+            self._prices[key] = self._make(alike, use)
         return self._prices[key]
 
     def _make(self, group: int, use: CollectiveUse) -> _Priced:

@@ -17,9 +17,9 @@ from simpar.units import Indices, Ints
 LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), worth=1_000_000)  # slots
 _OF_ACTIONS = ("template", "microbatch", "stage", "label_at", "start", "source_class", "source_action")
 _OF_NODES = ("node_at", "fixed_ns", "use", "label")
-_ROWS = ("dependency", "stream", "memory", "arrival")
+ROWS = ("dependency", "stream", "memory", "arrival")
 _COLUMNS = (
-    *_OF_ACTIONS, *_OF_NODES, "flow", *(name + suffix for name in _ROWS for suffix in ("_at", "")), "exit", "buffer",
+    *_OF_ACTIONS, *_OF_NODES, "flow", *(name + suffix for name in ROWS for suffix in ("_at", "")), "exit", "buffer",
 )  # fmt: skip
 _SIZES = ("actions", "sources", "classes", "dependencies", "changes", "buffers")
 _BY_GROUP = ("head", "cursor", "visitor")
