@@ -140,9 +140,14 @@ def in_folder(name: str, beside: Path = Path()) -> str:
     raise UserError(f"{folder}: is a folder without {CONFIG}; a model is a shipped name, a {CONFIG} or its folder")
 
 
+_IN_CACHE = re.compile(r"(?:^|/)models--[^/]+?--([^/]+)/snapshots/[^/]+/?$")
+"""A folder of the hub's cache, which has a model's name in place of a folder above."""
+
+
 def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
-    whole = _plain(text.rpartition("/")[2].lower().replace("config", ""))
+    told = cached[1] if (cached := _IN_CACHE.search(text)) else text.rstrip("/").rpartition("/")[2]
+    whole = _plain(told.lower().replace("config", ""))
     shipped = {_plain(name): name for name in reversed(list_shipped())}
     for asked in (whole, *_shorter(whole.removeprefix("meta"))):
         # first what people mean: TinyLlama is not the toy of that name

@@ -132,7 +132,7 @@ def values_of(given: ConfigReader) -> dict[str, Any]:
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     if starts_one(given):
         values["dp"] = 1
-    values["fused_kernels"] = _fused(given)
+    values["fused_kernels"] = fused_kernels(given)
     return values
 
 
@@ -150,7 +150,7 @@ def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
         yield f"{file} is another file: import it with --from deepspeed."
 
 
-def _fused(given: ConfigReader) -> str | None:
+def fused_kernels(given: ConfigReader) -> str | None:
     """What the compiler fuses; backends without inductor trace kernels and fuse none, and are left unread."""
     key = "dynamo_config.dynamo_backend"
     return "compiled" if str(given.get(key, "NO")).upper() == "INDUCTOR" else None
@@ -247,10 +247,11 @@ def _megatron(given: ConfigReader) -> dict[str, Any]:
     }
 
 
+ON_PROCESSORS = "training runs on processors: time and memory"
 WORDS = WordTable(
     idle=(
         "compute_environment", "debug", "machine_rank", "main_process_*", "main_training_function", "rdzv_*",
-        "same_network", "tpu_*", "use_cpu", "enable_cpu_affinity", "num_machines", "gpu_ids", "distributed_type",
+        "same_network", "tpu_*", "enable_cpu_affinity", "num_machines", "gpu_ids", "distributed_type",
         "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "commands",
         "command_file", "fsdp_config.fsdp_backward_prefetch*", "fsdp_config.fsdp_cpu_ram_efficient_loading",
         "fsdp_config.fsdp_version", "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states",
@@ -266,6 +267,7 @@ WORDS = WordTable(
     deciding={
         "deepspeed_config.deepspeed_config_file": "how states are shared out, in another file: memory and time",
         "fp8_config*": "products in 8 bits: time",
+        "use_cpu": ON_PROCESSORS,
         "fsdp_config.fsdp_min_num_params": "how many layers are gathered at a time: memory",
         "fsdp_config.fsdp_activation_checkpointing_offload": "where saved activations wait: memory and time",
         "parallelism_config.parallelism_config_sp_attn_implementation": "the kernel of attention: time",

@@ -77,10 +77,13 @@ def _is_untold(word: str) -> bool:
 def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
     """Variables that branches set become unknown; arguments that they add are listed."""
     assigned = list(descendants(node, lambda child: child.type == "variable_assignment"))
+    listed = _options_alone(script, assigned)
     for each in assigned:
         name, value = each.child_by_field_name("name"), each.child_by_field_name("value")
         adds = any(child.type == "+=" for child in each.children) or _adds_to_itself(name, value)
-        if name is not None and not adds:
+        if name is not None and text_of(name) in listed:
+            script.variables[text_of(name)] = []
+        elif name is not None and not adds:
             script.variables[text_of(name)] = [f"${{{text_of(name)}}}"]
         elif name is not None and value is not None and not OPTION.search(text_of(value)) and "$" in text_of(value):
             script.gaps[f"${{{text_of(name)}}}"] = UNTOLD
@@ -94,6 +97,17 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
         line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
         script.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(flags)}.")
     return None
+
+
+def _options_alone(script: Script, assigned: Sequence[Node]) -> set[str]:
+    """Variables that were empty and get nothing but options, all of which are listed: they stay empty."""
+    values: dict[str, list[str]] = {}
+    for each in assigned:
+        if (name := each.child_by_field_name("name")) is not None:
+            value = each.child_by_field_name("value")
+            values.setdefault(text_of(name), []).append("" if value is None else text_of(value).strip("\"'( \n"))
+    return {name for name, told in values.items() if any(told) and all(re.match(r"--[a-zA-Z]|$", each) for each in told)
+            and not any(script.variables.get(name, []))}  # fmt: skip
 
 
 def _adds_to_itself(name: Node | None, value: Node | None) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
+from simpar.frameworks.shell_devices import count_of
 from simpar.frameworks.shell_words import MAX_WORD, UNKNOWN, TooLong, Variables, text_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def _without_redirections(text: str, root: Node) -> str:
 
 def output_of(text: str, variables: Variables, folder: str) -> str | None:
     """What a command substitution gives in a folder; None if only running would tell."""
+    if (count := count_of(text, variables, variables.implied)) is not None:
+        return count
     root = parser().parse(text.encode()).root_node
     if root.has_error:
         return None

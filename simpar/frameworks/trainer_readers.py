@@ -13,8 +13,8 @@ from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
-from simpar.frameworks.trainer_words import WORDS
-from simpar.frameworks.words import plain
+from simpar.frameworks.trainer_words import HEAD, WORDS
+from simpar.frameworks.words import ReadWords, plain
 from simpar.plan.choices.tuning import Tuning
 
 TELLING = ("per_device_train_batch_size", "gradient_checkpointing", "model_max_length", "per_gpu_train_batch_size")
@@ -40,6 +40,12 @@ OF_GENERATION = ("reward_funcs", "num_generations")
 PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "kto", "kto_pair", "bco_pair", "robust",
                      "apo_zero", "apo_down", "sppo_hard", "exo_pair", "nca_pair", "grpo", "dr_grpo", "bnpo", "dapo",
                      "dpo_norm")  # fmt: skip
+OF_CLASSES = re.compile(
+    r"run_(flax_)?(glue|swag|ner|pos|qa|squad|xnli|race|hans|cola|mnli|multiple_choice)(_\w+)?\.py"
+    r"|\w*(classif|multiple_choice|question_answering)\w*\.py",
+    re.IGNORECASE,
+)
+"""Scripts whose model has a head of classes (transformers, ``examples/pytorch``, and those named after them)."""
 OF_LATER_STEPS = re.compile(r"step_?[23]\b|step_?[23]_|(dpo|reward_model|rlhf)_finetuning")
 """Folders of DeepSpeed-Chat's steps after supervised fine-tuning."""
 OF_TRAINING = (
@@ -51,6 +57,12 @@ OF_TRAINING = (
     "train_file",
 )
 """Arguments of scripts that train, beside ``do_eval`` too."""
+USES = frozenset(
+    ("infer", "inference", "eval", "evaluate", "evaluation", "generate", "generation", "predict", "chat", "demo",
+     "serve", "server", "deploy", "merge", "convert", "export", "quantize", "quant", "gptq", "awq", "tokenize",
+     "preprocess", "prepare", "download", "upload", "push", "benchmark")
+)  # fmt: skip
+"""Words of the name of a script that uses, converts or prepares something."""
 TRL_STAGES = ("sft",)
 SERVES = ("vllm-serve", "vllm_serve")
 """Those of TRL that start an engine of generation, and train nothing."""
@@ -58,9 +70,15 @@ OF_MEGATRON_CORE = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
 )  # fmt: skip
 """Options of LLaMA-Factory that only its trainer on Megatron-Core has (``hparams/training_args.py``)."""
+FACTORY_TRAINS = ("stage", "dataset", "train_dataset", "output_dir", "cutoff_len", "gradient_accumulation_steps",
+                  "micro_batch_size", "global_batch_size", "deepspeed", "bf16", "fp16")  # fmt: skip
+"""Options of LLaMA-Factory of which those of its inference, merges and exports have none."""
 FACTORY_STAGES = ("sft", "pt", "None")
 OTHER_COMMANDS = ("dpo", "rm", "api", "chat", "eval", "export", "webchat", "webui", "merge", "help", "env", "version")
 """Commands of ``llamafactory-cli`` that train on something else than the next token, or not at all."""
+OF_AXOLOTL = ("preprocess", "inference", "merge-lora", "merge-sharded-fsdp-weights", "evaluate", "quantize", "lm-eval",
+              "fetch", "vllm-serve", "delinearize-llama4", "config-schema", "agent-docs")  # fmt: skip
+"""Commands of Axolotl (``cli/main.py``) that train nothing."""
 UNTRAINED = "preferences and rewards are not modelled, and others train nothing"
 
 EVERY = Tuning().lora_targets
@@ -133,16 +151,19 @@ def _reading(
     is_own: Callable[[TrainerCommand], bool],
     owns: Callable[[Mapping[str, Any]], bool],
     check: Callable[[TrainerArguments, TrainerCommand | None], None],
+    trains: Callable[[TrainerCommand], bool],
 ) -> Callable[[str, str], Imported]:
     """A reader's ``read``: of a file, or of the first command in a text that is its own."""
 
     def read(text: str, name: str) -> Imported:
-        given, command = arguments_in(text, name, habits.name, is_own, owns)
+        given, command = arguments_in(text, name, habits.name, is_own, owns, trains)
         check(given, command)
         _check_loss(given)
         if command is None:
             return plan_of(given, _habits_of(given, habits))
         result = plan_of(given, _habits_of(given, habits, command.script), command)
+        if OF_CLASSES.fullmatch(PurePath(command.script).name):
+            result = replace(result, words=result.words + ReadWords((), {HEAD: True}))
         return replace(result, written_as="") if len(command.configs) > 1 else result
 
     return read
@@ -154,14 +175,15 @@ def arguments_in(
     trainer: str,
     is_own: Callable[[TrainerCommand], bool],
     owns: Callable[[Mapping[str, Any]], bool],
+    trains: Callable[[TrainerCommand], bool] = lambda _: True,
 ) -> tuple[TrainerArguments, TrainerCommand | None]:
     """The arguments of a file, or of the first command in a text that is a trainer's own, with the files it names.
 
-    Raises UserError where no command is one.
+    Of those, one that ``trains`` goes before others. Raises UserError where no command is one.
     """
     if name.endswith(CONFIGS):
         return _arguments(flat_options(mapping(text, name)), name), None
-    commands = commands_of(text, name)
+    commands = sorted(commands_of(text, name), key=lambda each: is_own(each) and not trains(each))
     command = next((each for each in commands if is_own(each)), None) or next(
         (each for each in commands if any(owns(load_beside(file, name)) for file in each.configs)), None
     )
@@ -286,7 +308,11 @@ def _check_training(given: TrainerArguments) -> None:
 def _check_factory(given: TrainerArguments, command: TrainerCommand | None) -> None:
     if command is not None and (stage := next(iter(command.loose), "train")) in OTHER_COMMANDS:
         raise UserError(f"{given.source}: llamafactory-cli {stage}: allowed: train, sft; {UNTRAINED}")
-    if given.on("do_predict") or given.on("do_eval"):
+    if (
+        given.on("do_predict")
+        or given.on("do_eval")
+        or not any(key in given for key in (*OF_TRAINING, *FACTORY_TRAINS))
+    ):
         _check_training(given)
     if axes := [key for key in OF_MEGATRON_CORE if given.get(key) is not None]:
         raise UserError(
@@ -325,8 +351,24 @@ def _is_factory(command: TrainerCommand) -> bool:
     )
 
 
-def _check_axolotl(given: TrainerArguments, _: TrainerCommand | None) -> None:
-    """Accumulate up to ``batch_size``, the sequences of one rank (``utils/config/__init__.py``)."""
+def _stage_of_axolotl(command: TrainerCommand) -> str:
+    """What a command of Axolotl does: ``train`` where it does not say."""
+    script = command.script
+    told = script.rpartition(".")[2] if script.startswith("axolotl.cli.") else next(iter(command.loose), "")
+    return (
+        told.replace("_", "-") if script.startswith("axolotl.cli.") or PurePath(script).name == "axolotl" else "train"
+    )
+
+
+def _check_axolotl(given: TrainerArguments, command: TrainerCommand | None) -> None:
+    """Accumulate up to ``batch_size``, the sequences of one rank (``utils/config/__init__.py``).
+
+    Refuse commands that train nothing. Raises UserError.
+    """
+    if command is not None and not _trains_axolotl(command):
+        raise UserError(
+            f"{given.source}: axolotl {_stage_of_axolotl(command)}: it trains nothing; allowed: axolotl train"
+        )
     batch, micro = given.number("batch_size"), given.number("micro_batch_size")
     if batch and micro and batch < micro:
         raise given.refused("batch_size", f"at least micro_batch_size, {micro}: sequences of a rank")
@@ -338,16 +380,30 @@ def _is_axolotl(command: TrainerCommand) -> bool:
     return PurePath(command.script).name == "axolotl" or command.script.startswith("axolotl.cli")
 
 
+def _trains_axolotl(command: TrainerCommand) -> bool:
+    return _stage_of_axolotl(command) not in OF_AXOLOTL
+
+
+def _trains_factory(command: TrainerCommand) -> bool:
+    return next(iter(command.loose), "train") not in OTHER_COMMANDS
+
+
 def _is_unsloth(command: TrainerCommand) -> bool:
     return "unsloth" in PurePath(command.script).name
 
 
 def _is_trainers(command: TrainerCommand) -> bool:
     flags = set(command.flags)
-    if "swift" in command.script or "megatron" in command.script.lower():
+    if "swift" in command.script or "megatron" in command.script.lower() or _only_uses(command):
         return False
     is_known = PurePath(command.script).name in SCRIPTS or any(key in flags for key in BESIDE)
     return any(key in flags for key in TELLING) or (any(key in flags for key in NAMES) and is_known)
+
+
+def _only_uses(command: TrainerCommand) -> bool:
+    """Whether a script is one that uses or converts a model, by its name, and has no argument of training."""
+    name = PurePath(command.script).name.lower()
+    return not USES.isdisjoint(re.split(r"[^a-z]+", name)) and not any(key in command.flags for key in OF_TRAINING)
 
 
 def starts_where(is_own: Callable[[TrainerCommand], bool]) -> Callable[[Sequence[str]], bool]:
@@ -367,7 +423,6 @@ def _config(words: Sequence[str]) -> str | None:
         command is None
         or len(command.configs) != 1
         or set(command.flags) - {plain(flag) for flag in OF_ARGUMENTS}
-        or (command.loose[:1] and command.loose[0] in OTHER_COMMANDS)
         or command.launched_by == "accelerate"
     ):
         return None
@@ -384,14 +439,20 @@ def _reader(
     is_own: Callable[[TrainerCommand], bool],
     owns: Callable[[Mapping[str, Any]], bool],
     check: Callable[[TrainerArguments, TrainerCommand | None], None] = _unchecked,
+    trains: Callable[[TrainerCommand], bool] = lambda _: True,
 ) -> Reader:
+
+    def is_training(words: Sequence[str]) -> bool:
+        return (command := split_command(words)) is None or trains(command)
+
     return Reader(
         name=habits.name,
         description=description,
-        read=_reading(habits, is_own, owns, check),
+        read=_reading(habits, is_own, owns, check, trains),
+        trains=is_training,
         takes_files=True,
         starts=starts_where(is_own),
-        config=_config,
+        config=lambda words: _config(words) if is_training(words) else None,
         owns=owns,
         words=WORDS,
         written_as="" if habits is UNSLOTH else habits.name,
@@ -409,10 +470,11 @@ TRANSFORMERS_READER = _reader(
 TRL_READER = _reader(TRL, "TRL: trl sft and its YAML", _is_trl, _owns(*OF_SFT, names=NAMES), _check_trl)
 LLAMA_FACTORY_READER = _reader(
     LLAMA_FACTORY, "LLaMA-Factory: llamafactory-cli train and its YAML", _is_factory,
-    _owns("finetuning_type", "cutoff_len"), _check_factory,
+    _owns("finetuning_type", "cutoff_len"), _check_factory, _trains_factory,
 )  # fmt: skip
 AXOLOTL_READER = _reader(
     AXOLOTL, "Axolotl: its YAML", _is_axolotl,
     _owns("sequence_len", "micro_batch_size", "adapter", "sample_packing", names=("base_model",)), _check_axolotl,
+    _trains_axolotl,
 )  # fmt: skip
 UNSLOTH_READER = _reader(UNSLOTH, "Unsloth: arguments of unsloth-cli.py", _is_unsloth, lambda _: False, _check_unsloth)

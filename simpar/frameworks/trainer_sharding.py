@@ -36,8 +36,10 @@ DEEPSPEED_KEYS = (
 OF_MACHINE = "default_config.yaml"
 """The config of a machine, which ``accelerate launch`` takes where it is told none (``commands/config``)."""
 NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
-KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
+KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU", "use_megatron_lm": "MEGATRON_LM"}
 """Its switches, and what they say instead of a config."""
+OF_ANY = {"mixed_precision", "num_processes", "use_cpu", "dynamo_config.dynamo_backend"}
+"""Options of a config that say nothing of how states are shared."""
 NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
 """The option by which ``trl`` names a config, and where it ships those with a name."""
 OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
@@ -248,11 +250,8 @@ def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str],
             own |= {"distributed_type": KINDS[key]} if key in KINDS else {home: value}
             used[home] = spelt[key]
     given, _ = without_auto(nest_names({**flat(accelerate_read.as_launched(config)), **own}), str(file or source))
-    if not file and "distributed_type" not in own:
-        told = () if file or "num_processes" in flags else (NO_CONFIG,)
-        unread = {OF_MACHINE: NO_CONFIG} if told else {}
-        precision = {"precision": given["mixed_precision"]} if given.get("mixed_precision") not in (None, "no") else {}
-        return Sharding(precision, ReadWords((*(["--config_file"] if file else []), *used.values()), unread), told)
+    if not file and not set(own) - OF_ANY:
+        return _unsharded(given, used, is_told="num_processes" in flags)
     values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
     if str(given.get("mixed_precision", "no")) == "no":
         values.pop("precision")  # the arguments say it
@@ -274,6 +273,18 @@ def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str],
         words, more = ReadWords(tuple(used[key] for key in read.used if key in used)), ReadWords()
     words = words + more + ReadWords(("--config_file",) if file else ())
     return Sharding(values, words, notes, assumed, one).noted(note)
+
+
+def _unsharded(given: ConfigReader, used: Mapping[str, str], *, is_told: bool) -> Sharding:
+    """What the flags of a launcher without a config say, but for what shards; ``is_told``: how many processes."""
+    half, fused = given.get("mixed_precision"), accelerate_read.fused_kernels(given)
+    values = {"precision": half} if half not in (None, "no") else {}
+    values |= {"fused_kernels": fused} if fused else {}
+    idle = {"num_processes"} & set(used)
+    read = (*(used[key] for key in given.words().used if key in used), *(used[key] for key in idle))
+    unread = {used[key]: value for key, value in given.words().unread.items() if key in used and key not in idle}
+    note = () if is_told else (NO_CONFIG,)
+    return Sharding(values, ReadWords(read, unread | ({} if is_told else {OF_MACHINE: NO_CONFIG})), note)
 
 
 def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
@@ -301,8 +312,10 @@ def _home_of(key: str) -> str | None:
     """The option of the config that a flag of ``accelerate launch`` sets; None if none does that matters here."""
     if key in KINDS:
         return "distributed_type"
-    if key in ("mixed_precision", "num_processes"):
+    if key in ("mixed_precision", "num_processes", "use_cpu"):
         return key
+    if key == "cpu":
+        return "use_cpu"
     if key == "dynamo_backend":
         return "dynamo_config.dynamo_backend"
     if key in DEEPSPEED_KEYS:

@@ -1,5 +1,6 @@
 """Words of trainers on Hugging Face's that their readers do not use: idle ones, and what deciding ones could change."""
 
+from simpar.frameworks.accelerate_read import ON_PROCESSORS
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
 from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WHAT_IS_WIDE, WIDE, WORD
 from simpar.frameworks.words import WordTable
@@ -7,6 +8,9 @@ from simpar.frameworks.words import WordTable
 FAST = "kernels and fused operators: time and memory"
 PREFERENCE = "another loss than the next token's: further passes, sequences and models"
 AXES = "axes of the mesh: memory and time"
+HEAD = "the script's task"
+"""The word that stands for a script whose model has another head than that of the vocabulary."""
+OF_CLASSES = "a head of classes, not of the vocabulary: memory of logits"
 VISION = "a tower of another kind: its time and memory"
 TORCH_UPDATE = dict.fromkeys(
     (
@@ -49,7 +53,7 @@ WORDS = ACCELERATE | WordTable(
         "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "excess_length_strategy", "min_sample_len",
         "pad_to_multiple_of", "cosine*", "gc_steps", "auto_resume_from_checkpoints",
         "sequence_len_overflow*", "default_system*", "enable_thinking", "buffer_size", "interleave_probs",
-        "mix_strategy", "preserve*", "tool_format", "media_dir", "dist_*", "use_cpu", "no_cuda", "nproc*",
+        "mix_strategy", "preserve*", "tool_format", "media_dir", "dist_*", "nproc*",
         "trainer", "stage", "with_tracking", "num_warmup_steps", "lora_module_name", "enable_tensorboard",
         "tensorboard*", "use_slow_tokenizer", "*_full_eval", "source_max_len", "target_max_len",
         "add_bos", "checkpointing_steps", "exp_name", "use_auth", "validation_split*", "train_file*", "train_path",
@@ -77,6 +81,8 @@ WORDS = ACCELERATE | WordTable(
     deciding={
         "default_config.yaml": "accelerate's config of the machine: how many processes, and what shards the states",
         "tf32": "products of fp32 in 19 bits: time",
+        HEAD: OF_CLASSES,
+        **dict.fromkeys(("no_cuda", "use_mps_device", "use_ipex", "cpu"), ON_PROCESSORS),
         "optim": "states of other sizes: memory, and the time of the update",
         "optimizer": "states of other sizes: memory, and the time of the update",
         "attn_implementation": "the kernel of attention: time and memory",
@@ -129,7 +135,7 @@ WORDS = ACCELERATE | WordTable(
         "use_packed_ds": "texts joined to sequences of a number of tokens: time and memory",
         **dict.fromkeys(("lora_namespan_exclude", "num_lora_modules"), "which matrices have adapters: memory and time"),
         "low_rank_training": "embeddings and norms are trained beside adapters (LongLoRA's trainable_params): memory",
-        **dict.fromkeys(("task_name", "doc_stride"), "a head of classes, not of the vocabulary: memory of logits"),
+        **dict.fromkeys(("task_name", "doc_stride"), OF_CLASSES),
         "ref_model": PREFERENCE,
         "pref_*": PREFERENCE,
         "dpo_*": PREFERENCE,

@@ -119,6 +119,10 @@ UNREAD = (
     Unread("Medusa's heads", argument=r"--medusa_num_(heads|layers)(=.*)?"),
     Unread("EAGLE's drafts", r"eagle\.train\..*|(.*/)?eagle/train/.*\.py"),
     Unread("GaLore's torchrun_main.py", r"torchrun_main\.py"),
+    Unread("transformers' scripts for Flax and TensorFlow",
+           r"run_(\w+_)?(flax|tf)(_\w+)?\.py|run_clm_mp\.py|.*(^|/)examples/(flax|tensorflow)/.*\.py"),
+    Unread("llm-recipes (okoge-kaz)", command=lambda words: (
+        _script("finetuning.py", "--base-model")(words))),
     Unread("diffusers", r"(train_(text_to_image|dreambooth|controlnet|unconditional|instruct_pix2pix|custom_diffusion|"
                         r"lcm_distill|t2i_adapter)\w*|textual_inversion\w*)\.py"),
     Unread("H2O LLM Studio", r".*llm_studio/train\.py",

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks.overrides import choice, command_of, is_config, mapping
+from simpar.frameworks.overrides import choice, command_of, is_config, mapping, text_beside
 from simpar.frameworks.policy_update import (
     BESIDE,
     NOTE,
@@ -34,11 +33,15 @@ from simpar.frameworks.target import Imported, ImportedStep, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS
 from simpar.frameworks.trainer_read import DTYPES, KERNEL_OF, low_states
 from simpar.frameworks.verl_rollout import rollout
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 ROOT = "actor_rollout_ref."
 ACTOR, MODEL = f"{ROOT}actor.", f"{ROOT}model."
 SFT = r"(^|[./])(fsdp_sft_trainer|sft_trainer(_ray)?)(\.py)?$"
+CONFIGS = {"verl.trainer.main_ppo": "ppo_trainer", "verl.trainer.fsdp_sft_trainer": "sft_trainer"}
+"""Modules of verl, and the config that each takes where a command names none."""
+OWN = "verl/trainer/config/{}.yaml"
+TENSOR_RANKS = "megatron.tensor_model_parallel_size"
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 LIGER = "norm+activation+rope"
 MICRO = f"{ACTOR}ppo_micro_batch_size_per_gpu"
@@ -64,15 +67,18 @@ def read(text: str, name: str) -> Imported:
 
 
 def _base(words: Sequence[str], config: str, source: str) -> dict[str, Any]:
-    """The config that a command names, where it lies there; those of verl itself are its defaults."""
+    """The config that a command names, where it lies there; of verl's own in a checkout, those before 0.5.
+
+    Later ones are composed of groups (``defaults``), whose values are the defaults here.
+    """
     folder = (value_of(words, ("--config-path",)) or "").strip("'\"")
     for path in (f"{folder}/{config}.yaml", f"config/{config}.yaml", f"{config}.yaml") if config else ():
-        try:
-            file = files.find_beside(path, source)
-        except UserError:
-            continue
-        return mapping(files.read_text(file), str(file))
-    return {}
+        if (beside := text_beside(path, source)) is not None:
+            return mapping(beside[1], beside[0])
+    usual = next((OWN.format(name) for word, name in CONFIGS.items() if word in words), None)
+    own = text_beside(OWN.format(config) if config else usual, source) if usual else None
+    data = mapping(own[1], own[0]) if own is not None else {}
+    return {} if "defaults" in data else data
 
 
 def _policy(given: Options, config: str, trainer: str) -> Imported:
@@ -113,11 +119,24 @@ def _policy(given: Options, config: str, trainer: str) -> Imported:
         **({"overlap_grad_reduce": False} if not is_core and _waits(given) and batch // dp > micro else {}),
     }
     _weigh_others(given, has_adapters=engine.plan.tuning.is_used or "lora_rank" in values)
-    assumed = (open_lengths(longest, fill if by_tokens else None),) if packs else ()
+    assumed = (*([open_lengths(longest, fill if by_tokens else None)] if packs else []), *_of_version(given, is_core))
     notes = (NOTE, *_steps(given, batch, prompts))
     sides = (given.whole("data.max_prompt_length") or 512, given.whole("data.max_response_length") or 512)
     side = side_of(lambda: rollout(given, f"{trainer} {config}", given.text(f"{MODEL}path"), sides), given.used)
-    return ImportedStep.of(update_of(engine, values, given.words(), notes, assumed, ask), side)
+    words = given.words() + ReadWords(
+        (), {key: True for key in [f"{ACTOR}{TENSOR_RANKS}"] if is_core and not given.get(key)}
+    )
+    return ImportedStep.of(update_of(engine, values, words, notes, assumed, ask), side)
+
+
+def _of_version(given: Options, is_core: bool) -> Iterator[Assumed]:
+    """Whether layers are recomputed where nothing says it, and the batch has the name of verl before 0.2.
+
+    Its configs did not (``config/ppo_trainer.yaml``), those since do.
+    """
+    key, is_old = f"{MODEL}enable_gradient_checkpointing", given.get(f"{ACTOR}ppo_micro_batch_size") is not None
+    if is_old and not is_core and given.get(key) is None:
+        yield Assumed("recompute", "full", "verl recomputes unless told not to; before 0.2 it did not", ("none",))
 
 
 def _strategy(given: Options, config: str) -> str:
@@ -283,7 +302,8 @@ NO_SYNC = "use_no_sync_for_gradient_accumulation"
 _ENGINES = (f"{ACTOR}megatron", "engine")
 _OVERRIDES = tuple(f"{each}.override_*_config" for each in _ENGINES)
 IDLE = (
-    "defaults", "hydra.*", "data.*", "algorithm.*", "trainer.*", "critic.*", "reward*", "custom_reward_function*",
+    "defaults", "hydra.*", "verifier.*", f"{ACTOR}profile*",
+    "data.*", "algorithm.*", "trainer.*", "critic.*", "reward*", "custom_reward_function*",
     "ray_*", "global_profiler.*", "transfer_queue.*", "env.*", "checkpoint.*", "profiler.*", "optim.*", "env_*",
     "skip.*", "distillation.*", "*.turbo_config.*", "*.qat.*", f"{ACTOR}use_remove_padding", "*.pad_to_length_bucket",
     "*.tiled_mlp.num_shards", "_target_", "*._target_", "model_engine",
@@ -318,6 +338,7 @@ READER = Reader(
         idle=IDLE,
         deciding={
             "data.micro_batch_size": "the micro-batch of all ranks, in versions before data.micro_batch_size_per_gpu",
+            f"{ACTOR}{TENSOR_RANKS}": "ranks that share a layer, 4 before verl 0.4 and 1 since: memory and time",
             f"{ACTOR}use_kl_loss": f"the reference: {BESIDE}",
             "algorithm.use_kl_in_reward": f"the reference: {BESIDE}",
             "critic.model.path": f"the critic: {BESIDE}",

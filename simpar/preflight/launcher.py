@@ -19,6 +19,7 @@ from simpar.frameworks.reader import value_of
 from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
+from simpar.frameworks.shell_devices import note_of_count
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
@@ -108,7 +109,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
                 break
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in _asked(script, told)]
-    notes = [*script.notes, *_others(script, target, started)]
+    notes = [*script.notes, *filter(None, [note_of_count()]), *_others(script, target, started)]
     nodes, per_node, ranks = _sizes(told, environment, started, target, notes)
     if (hosts := _hosts(told, script)) is not None:
         nodes, per_node = nodes or hosts[0], per_node or hosts[1]

@@ -1,10 +1,11 @@
-"""The devices of a slice, in which texts for JAX leave an axis open, as far as flags say them."""
+"""The devices of a slice or a node, which texts for JAX and scripts that count them leave open, as flags say them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from simpar.errors import UserError
 from simpar.frameworks.open_axes import devices_of_slice
+from simpar.frameworks.shell_devices import devices_shown
 from simpar.hardware.catalogue import load_cluster
 from simpar.preflight.check import CheckFlags
 
@@ -13,7 +14,7 @@ from simpar.preflight.check import CheckFlags
 def slice_of(facts: CheckFlags) -> Iterator[None]:
     """Reading with the devices of a slice, and the slices: those of a node of GPUs, or all TPUs that flags say."""
     devices, slices = _sizes(facts)
-    with devices_of_slice(devices, slices):
+    with devices_of_slice(devices, slices), devices_shown(devices):
         yield
 
 

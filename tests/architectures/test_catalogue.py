@@ -289,3 +289,13 @@ def test_an_unknown_id_of_the_hub_names_what_is_like_it() -> None:
         load_model("nothing/config.json")
     with pytest.raises(UserError, match="unknown model"):
         load_model("x" * 10_000)  # longer than any path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/data/Llama-3.1-8B/", "../hub/LLM-Research/Meta-Llama-3___1-8B-Instruct/",
+     "~/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/d04e592bb4f6aa9cfee91e2e20afa771667e1d4b"],
+)  # fmt: skip
+def test_folders_are_named_after_their_models(path):
+    """With a slash behind it, by ModelScope's spelling of dots, and in the hub's cache."""
+    assert find_model(path) == "llama-3.1-8b"

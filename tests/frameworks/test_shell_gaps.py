@@ -80,3 +80,24 @@ def test_options_that_a_condition_adds_to_a_command_leave_the_rest():
     )
     assert after.commands[-1] == ["run", "${A}", "--a", "4"]
     assert "--b" in after.gaps
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # where a checkpoint is, which only running tells: all that may stand there is listed
+        (
+            'if [[ -f $S/latest ]]; then C="--load $S"; else C="--load $H --no-load-rng"; fi',
+            ["--load", "--no-load-rng"],
+        ),
+        ("C=''; [ -f $S/latest ] && C='--load x'", ["--load"]),
+        # something else was there, or may come
+        ("C='--bf16'; if [ -f $S/latest ]; then C='--load x'; fi", ["--load", "${C}"]),
+        ("if [ -f $S/latest ]; then C='--load x'; else C=$MORE; fi", ["--load", "${C}"]),
+    ],
+)
+def test_options_alone_of_an_open_condition_are_listed(text, words):
+    """A variable that was empty and gets nothing else is no gap itself."""
+    script = Script(f"{text}\ntorchrun pretrain_gpt.py --bf16 $C\n", "train.sh")
+    gaps = {**script.gaps, **gaps_of_command(script.commands[-1], ("--bf16",))}
+    assert list(gaps) == words

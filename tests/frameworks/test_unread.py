@@ -18,6 +18,16 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         (f"torchrun applications/Colossal-LLaMA/train.py {SIZES}", "ColossalAI"),
         ("python -m levanter.main.train_lm --config_path config/gpt2_small.yaml", "Levanter"),
         ("python -m src.maxdiffusion.train_wan src/maxdiffusion/configs/base_wan_14b.yml", "MaxDiffusion"),
+        (
+            "python run_flax_ner.py --model_name_or_path bert-base-cased",
+            "transformers' scripts for Flax and TensorFlow",
+        ),
+        ("python run_t5_mlm_flax.py --model_type t5", "transformers' scripts for Flax and TensorFlow"),
+        (
+            "python examples/tensorflow/language-modeling/run_clm.py --model_name_or_path gpt2",
+            "transformers' scripts for Flax and TensorFlow",
+        ),
+        ("mpirun -np 16 python examples/finetuning.py --base-model a --seq-length 8192", "llm-recipes (okoge-kaz)"),
         ("python3 -m benchmarks.benchmark_runner xpk --model_name=llama3_1_8b", "MaxText's benchmark runner"),
         (f"srun train_esm2 {SIZES} --num-nodes 2", "BioNeMo"),
         ("python3 -m verl.trainer.main config=examples/config.yaml worker.actor.global_batch_size=128", "EasyR1"),

@@ -177,3 +177,56 @@ def test_a_config_that_verl_resolves_itself():
     account = load_reader("verl").words.sort(found.words.used, found.words.unread)
     assert {"skip.rollout.enable", "distillation.enabled", "critic.model.path"} <= set(account.deciding)
     assert found.plan.mesh.cp == 2
+
+
+OLD = """
+data: {train_batch_size: 1024, max_prompt_length: 512, max_response_length: 512}
+actor_rollout_ref:
+  model: {path: ~/models/deepseek-llm-7b-chat, enable_gradient_checkpointing: false, use_remove_padding: false}
+  actor: {strategy: STRATEGY, ppo_mini_batch_size: 256, ppo_micro_batch_size: 64, use_kl_loss: false, entropy_coeff: 0,
+          grad_clip: 1.0, fsdp_config: {param_offload: false, fsdp_size: -1}}
+  rollout: {n: 1, name: vllm}
+algorithm: {adv_estimator: grpo}
+verifier: {type: ground_truth, reward_coef: 4}
+trainer: {nnodes: 1, n_gpus_per_node: 8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "command", "values"),
+    [
+        ("ppo_trainer", OLD.replace("STRATEGY", "fsdp"), "", {"recompute": "none", "micro_batch": 8, "zero": 3}),
+        ("ppo_trainer", OLD.replace("STRATEGY", "fsdp"), f"{M}.enable_gradient_checkpointing=True",
+         {"recompute": "full"}),
+        ("ppo_megatron_trainer", OLD.replace("fsdp_config: {param_offload: false, fsdp_size: -1}",
+         "megatron: {tensor_model_parallel_size: 4}").replace("STRATEGY", "megatron"),
+         "--config-name=ppo_megatron_trainer", {"tp": 4, "dp": 2, "micro_batch": 32}),
+        # composed of groups, whose values are the defaults
+        ("ppo_trainer", f"defaults: [actor: dp_actor]\n{OLD}", f"{A}.ppo_micro_batch_size_per_gpu=2",
+         {"recompute": "full"}),
+    ],
+)  # fmt: skip
+def test_configs_of_an_earlier_verl_in_its_checkout_are_the_defaults(
+    name, config, command, values, tmp_path, monkeypatch
+):
+    """Before 0.5 each is one file of its own values: no recomputation before 0.2, four tensor ranks before 0.4."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "verl/trainer/config"
+    folder.mkdir(parents=True)
+    (folder / f"{name}.yaml").write_text(config)
+    script = f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {M}.path=Qwen/Qwen2.5-7B {command}"
+    found = read(script, "run.sh", "verl")
+    plan = found.plan.flat_values()
+    assert {key: plan.get(key) for key in values} == values
+    assert not load_reader("verl").words.sort((), found.words.unread).unknown
+
+
+def test_without_a_checkout_the_version_is_assumed():
+    """A batch by its earlier name: recomputation may be off; tensor ranks that nobody says decide."""
+    old = read(f"{PPO} {A}.ppo_micro_batch_size=64", "run.sh", "verl")
+    assert ("recompute", "full", ("none",)) in [(each.key, each.value, each.others) for each in old.assumed]
+    assert "recompute" not in [each.key for each in read(FIXED, "run.sh", "verl").assumed]
+    untold = read(CORE.replace(f"{A}.megatron.tensor_model_parallel_size=4", ""), "run.sh", "verl")
+    assert (
+        f"{A}.megatron.tensor_model_parallel_size" in load_reader("verl").words.sort((), untold.words.unread).deciding
+    )

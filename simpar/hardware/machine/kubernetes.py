@@ -50,7 +50,7 @@ _UNITS = {"Ki": KIB, "Mi": MIB, "Gi": GIB, None: 1}
 def is_nodes(text: str) -> bool:
     """Whether a text is a list of Kubernetes nodes, or one of them."""
     return (
-        re.search(r"""["']?kind["']?:\s*["']?Node["']?\s*(,|$)""", text, re.MULTILINE) is not None
+        re.search(r"""["']?kind["']?:\s*["']?Node(List)?["']?\s*(,|\}|$)""", text, re.MULTILINE) is not None
         or _is_list(text)
         or _is_description(text)
     )

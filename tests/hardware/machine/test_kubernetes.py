@@ -167,3 +167,12 @@ def test_nodes_that_are_not_read(text, words):
     """Cut, without GPUs, of several kinds."""
     with pytest.raises(UserError, match=words):
         read_nodes(text, "x")
+
+
+def test_the_list_of_the_api_is_one_of_nodes():
+    """``kubectl get --raw /api/v1/nodes`` names no kind for each of them, and has no line ends."""
+    data = {**json.loads(nodes(2, EKS)), "kind": "NodeList"}
+    text = json.dumps({**data, "items": [{key: node[key] for key in ("metadata", "status")} for node in data["items"]]})
+    assert is_nodes(text)
+    assert read_nodes(text, "x").nodes == {"n0", "n1"}
+    assert not is_nodes(json.dumps({"kind": "PodList", "items": []}))
