@@ -26,6 +26,8 @@ OFF, ON = (frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]), froze
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 
 
+EACH_REDUCED = "defer_fsdp_grad_sync false"
+"""Words of rows whose gradients do not wait for the last of several microbatches, as a recipe of Automodel says it."""
 SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])
 """Stacks whose recipes use expert parallelism, so that a blank ep is not 1."""
 
@@ -78,6 +80,8 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
+    if EACH_REDUCED in text(row, "notes"):
+        plan["defer_grad_reduce"] = False
     plan |= _liger(row) | maxtext_words(row) | narrow_states(row) | _uneven_stages(row, pp * vpp)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16

@@ -19,10 +19,14 @@ OPTIMIZERS = {{
 
 def main():
     """Build the model, let Accelerate shard it, train."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, GradientAccumulationPlugin
 
     given = arguments()
-    accelerator = Accelerator(gradient_accumulation_steps=given.gradient_accumulation_steps)
+    accelerator = Accelerator(
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=given.gradient_accumulation_steps, sync_each_batch=given.sync_each_batch
+        )
+    )
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(given.model_name_or_path),
         attn_implementation=given.attn_implementation,
@@ -48,6 +52,7 @@ def main():
 _MORE = {
     "attn_implementation": 'required=True, help="kernel of attention, as transformers names it"',
     "optim": "choices=OPTIMIZERS, required=True",
+    "sync_each_batch": 'action="store_true", help="reduce gradients of every microbatch, not whole ones at the end"',
 }
 _FORWARD = """                loss = model(**batch).loss
                 accelerator.backward(loss)"""
@@ -64,7 +69,8 @@ _CONTEXT_FORWARD = """                labels = batch.pop("labels")
 def _started(s: Subject) -> dict[str, str]:
     """The launchers of the script, with its arguments."""
     recomputes = s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full"  # else FSDP does
-    own = ("--attn_implementation sdpa", f"--optim {hugging_face.optimizer_name(s)}")
+    own = ["--attn_implementation sdpa", f"--optim {hugging_face.optimizer_name(s)}"]
+    own += ["--sync_each_batch"] if rules.reduces_each(s) else []
     script = " \\\n    ".join(hugging_face.command(s, *own, recomputes=recomputes))
     launch = f"accelerate launch --config_file {CONFIG}"
     local = f'{LOCAL_HEAD}exec {launch} "$@" {script}\n'
@@ -94,7 +100,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.chosen_losses(
         s,
         bucket_bytes="a layer is the unit of communication",
-        **({} if rules.waits_for_last(s) else {"overlap_grad_reduce": "gradients overlap always"}),
+        overlap_grad_reduce="gradients overlap always",
         overlap_param_gather="parameters are fetched ahead always",
         master_weights="parameters are fp32",
         grad_dtype="gradients are reduced as they are computed",
@@ -166,7 +172,6 @@ def notes(s: Subject) -> Iterator[str]:
     yield from hugging_face.notes(s)
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
-    yield from rules.waiting_notes(s)
 
 
 ACCELERATE = Target(
@@ -178,6 +183,6 @@ ACCELERATE = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("offload", "fused_kernels", "optimizer_kernels"),
+    features=("offload", "defer_grad_reduce", "fused_kernels", "optimizer_kernels"),
     in_code={**CHECKPOINTING, "micro_batch": "DataLoader(batch_size={value})"},
 )

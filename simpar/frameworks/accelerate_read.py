@@ -56,7 +56,7 @@ def read(text: str, name: str) -> Imported:
     values = {**values_of(given), **of_file}
     values, own, assumed = of_versions(values, values["precision"])
     of_one = ALONE if values["stack"] == "ddp" else ""
-    sized = Sized(of_one, alone=LAUNCHER if starts_one(given) else "", waits=_shards(values))
+    sized = Sized(of_one, alone=LAUNCHER if starts_one(given) else "")
     written_as = "" if values["stack"] == "deepspeed" else None
     notes = (MODEL_NOTE, *_notes(given, auto), *own, *given.misspelt())
     assumed = (*assumed, *of_script(values), *_assumed(values))
@@ -64,11 +64,6 @@ def read(text: str, name: str) -> Imported:
         plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
         assumed=assumed, sized=sized, written_as=written_as,
     )  # fmt: skip
-
-
-def _shards(values: Mapping[str, Any]) -> bool:
-    """Whether FSDP shards: ``Accelerator.no_sync`` keeps whole gradients until the last microbatch there."""
-    return values["stack"] != "deepspeed" and (values.get("zero") or 0) >= 2
 
 
 def as_launched(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,6 +155,7 @@ def _sharded(given: Options, train: Allocation) -> Imported:
     values: dict[str, Any] = {
         "stack": "huggingface",
         "zero": 3,
+        "defer_grad_reduce": False,
         "tp": tp,
         "cp": cp,
         **({"sequence_parallel": True} if tp > 1 else {}),

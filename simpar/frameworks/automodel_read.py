@@ -23,7 +23,7 @@ from simpar.frameworks.overrides import (
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, nest_names
-from simpar.frameworks.target import Imported, Sized, plan_said
+from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import SCHEDULES
 from simpar.frameworks.trainer_words import TORCH_UPDATE
 from simpar.frameworks.trainers import ATTENTION
@@ -109,6 +109,8 @@ def read(text: str, name: str) -> Imported:
         values["tensor_parallel"] = {"sequence_parallel": parallel, "overlap": overlap}
     if sizes["cp"] > 1:
         values |= {"cp_method": "all_gather", "cp_balance": "zigzag"}  # torch's context_parallel
+    if kind == "fsdp" and sizes["pp"] == 1 and not (str(word).lower() in PER_LAYER and _waits(given)):
+        values["defer_grad_reduce"] = False
     if sizes["pp"] > 1:
         values |= _stages(given, sizes["pp"], model)
     ask = "" if model or config else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
@@ -118,9 +120,8 @@ def read(text: str, name: str) -> Imported:
         given.used.add("recipe")
     else:
         given.used.discard("recipe")
-    waits = str(word).lower() in PER_LAYER and sizes["pp"] == 1 and _waits(given)
     return Imported(plan_said(values), given.words(), notes, asks={"model": ask}, expert_balance=balance,
-                    assumed=tuple(assumed), config=config, sized=Sized(waits=waits))  # fmt: skip
+                    assumed=tuple(assumed), config=config)  # fmt: skip
 
 
 def _reshards(given: ConfigReader, ep: int) -> bool:

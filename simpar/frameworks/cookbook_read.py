@@ -89,6 +89,7 @@ def _sharding(given: TrainerArguments, command: TrainerCommand) -> dict[str, Any
     away = "cpu" if given.on("fsdp_cpu_offload") else "none"
     return {
         "zero": SHARDING[word], "hsdp": replicas, "offload_optimizer": away, "offload_parameters": away,
+        "defer_grad_reduce": False,
     }  # fmt: skip
 
 

@@ -63,6 +63,7 @@ def _plan(given: TrainerArguments, command: TrainerCommand) -> Imported:
         "dp": given.number("world_size"),
         "zero": zero,
         "hsdp": nodes_of(command) if per_node else None,
+        "defer_grad_reduce": True in (given.on("no_sync"), given.on("sync") is False) if zero >= 2 else None,
         "micro_batch": micro,
         "precision": PRECISIONS[told],
         "recompute": "none" if given.on("use_gradient_checkpointing") is False else "full",
@@ -138,11 +139,10 @@ WORDS = WordTable(
         "output_dir", "lora_alpha", "verbose", "lr", "apply_gradient_clipping", "grad_norm", "wd", "profil*",
         "lr_scheduler", "loading_workers", "log_to", "master_addr", "master_port", "seed", "project_name", "name",
         "group", "entity", "n_bits", "max_steps", "with_stack", "with_shapes", "export_*", "wait_steps",
-        "warmup_steps", "active_steps", "repeat", "no_sync",
+        "warmup_steps", "active_steps", "repeat",
     ),
     deciding={
         "train_type": "norms of whole matrices beside adapters (DoRA): time and memory",
-        "no_sync": "whole gradients until the update: memory, and when they are sent",
         "llama_pro_path": "which layers are trained: memory and time",
     },
 )  # fmt: skip

@@ -85,6 +85,7 @@ def _plan(given: ToldReader, method: str) -> Imported:
         "dp": devices * nodes if devices else None,
         "zero": 3 if shards else 0,
         "hsdp": nodes if method == "pretrain" and shards else None,
+        "defer_grad_reduce": True if shards else None,  # Fabric.no_backward_sync
         "micro_batch": micro,
         "precision": precision,
         "recompute": "full" if shards and method != "pretrain" else "none",
@@ -102,7 +103,7 @@ def _plan(given: ToldReader, method: str) -> Imported:
         assumed.append(Assumed("seq_len", length, why, tuple(length // part for part in LEFT_OPEN)))
     return Imported(
         plan_said(values), given.words(), tuple(filter(None, (note, *given.misspelt(WORDS)))),
-        asks={"model": note}, assumed=tuple(assumed), sized=Sized("huggingface", waits=shards),
+        asks={"model": note}, assumed=tuple(assumed), sized=Sized("huggingface"),
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def read(text: str, name: str) -> Imported:
         "model": model,
         "stack": "huggingface",
         "zero": 3,
+        "defer_grad_reduce": False,
         "micro_batch": micro,
         "precision": "bf16",
         "recompute": "none" if given.get("checkpoint", True) is False else "full",

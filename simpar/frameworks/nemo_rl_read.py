@@ -223,6 +223,7 @@ def _dtensors(given: Options) -> Imported:
     values: dict[str, Any] = {
         "stack": "automodel" if given.get(f"{DTENSOR}_v2", True) else "huggingface",
         "zero": 3,
+        "defer_grad_reduce": False,
         **sizes,
         "etp": 1 if sizes["ep"] > 1 else None,
         "hsdp": given.whole(f"{DTENSOR}dp_replicate_size"),

@@ -5,22 +5,16 @@ from collections.abc import Collection, Iterable, Iterator
 from simpar.architectures.details import Caps, Scales
 from simpar.errors import UserError
 from simpar.frameworks.architecture import Architecture
-from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.subject import Loss, Subject, idle_choices
 from simpar.plan.choices import BY_STACK
 
-
-def waits_for_last(s: Subject) -> bool:
-    """Whether gradients are reduced after the last of several microbatches, as ``Accelerator.no_sync`` has it."""
-    return s.plan.data_parallel.zero >= 2 and s.microbatches > 1
+SYNC_EACH = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+"""The Trainer's argument without which FSDP keeps whole gradients until the last of several microbatches."""
 
 
-def waiting_notes(s: Subject) -> Iterator[str]:
-    """A note on gradients that wait for the last microbatch, where the plan reduces them after every one."""
-    if waits_for_last(s) and s.plan.data_parallel.overlap_grad_reduce is not False:
-        yield (
-            f"Gradients of {s.microbatches} microbatches stay whole on every rank until the last one, and need more "
-            "memory than was predicted, unless `sync_each_batch` of Accelerate's `GradientAccumulationPlugin` is set."
-        )
+def reduces_each(s: Subject) -> bool:
+    """Whether sharded gradients of several microbatches are reduced after every one, and do not wait for the last."""
+    return "defer_grad_reduce" not in idle_choices(s.plan, s.training) and not s.plan.data_parallel.defer_grad_reduce
 
 
 def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:

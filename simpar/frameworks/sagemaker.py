@@ -108,6 +108,8 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", data.zero, "the library shards with FSDP: zero 2 or 3")
     if s.devices_per_node not in INSTANCES:
         yield Loss("devices_per_node", s.devices_per_node, "instances have 1 or 8 H100")
+    if data.defer_grad_reduce:
+        yield Loss("defer_grad_reduce", True, "the script reduces gradients of every microbatch")
     yield from rules.chosen_losses(
         s,
         bucket_bytes="a layer is the unit of communication",
@@ -172,7 +174,7 @@ SAGEMAKER = Target(
     files=files,
     notes=notes,
     numerics=TargetNumerics(precisions=("bf16", "fp32")),
-    features=("optimizer_kernels",),
+    features=("defer_grad_reduce", "optimizer_kernels"),
     how=(
         f"`pip install '{SDK}'`, then `python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with "
         "torchrun and the library's init."

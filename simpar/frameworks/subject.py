@@ -138,7 +138,7 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
     field whose value makes no difference in the plan is not a decision. Raises UserError for an unknown stack.
     """
     own = own or load_stack(plan.stack or stack)
-    habit, idle = resolve(_opened(plan, BY_STACK), own), idle_overlaps(resolve(plan, own))
+    habit, idle = resolve(_opened(plan, BY_STACK), own), idle_choices(resolve(plan, own))
     chosen = _unlike(plan, habit) - idle
     kept = resolve(_opened(plan, _left(chosen)), own)
     chosen |= _unlike(plan, kept) - idle  # habits that follow from what the plan decided
@@ -158,16 +158,19 @@ def _left(chosen: Collection[str]) -> dict[str, tuple[str, ...]]:
     return {section: tuple(name for name in names if name not in chosen) for section, names in BY_STACK.items()}
 
 
-def idle_overlaps(plan: Plan) -> set[str]:
-    """Overlap fields of a resolved plan that have nothing to overlap, so that their value means nothing.
+def idle_choices(plan: Plan, training: Training | None = None) -> set[str]:
+    """Fields of a resolved plan on what overlaps and waits that have nothing to, so that their value means nothing.
 
     If no ranks share gradients, nothing is reduced; whole parameters are gathered once a step only under ZeRO-1 and 2
-    with flat buckets.
+    with flat buckets. Sharded gradients alone may wait for the last of several microbatches, which ``training`` tells.
     """
     data, mesh = plan.data_parallel, plan.mesh
     ranks = mesh.gradient_ranks
     gathers = data.kind == "ddp" and data.zero > 0 and ranks > data.hsdp
     idle = set() if ranks > 1 else {"overlap_grad_reduce"}
+    one = training is not None and training.global_batch <= (mesh.dp or 1) * plan.micro_batch
+    if one or ranks == 1 or data.zero < 2:
+        idle.add("defer_grad_reduce")
     return (idle | {"overlap"} if mesh.tp == 1 else idle) | (set() if gathers else {"overlap_param_gather"})
 
 
@@ -205,6 +208,9 @@ def subject(
     """
     inside = devices_per_node or node_of(cluster_of(plan.cluster))
     settled, chosen = settle(plan, stack, own)
+    if (idle := idle_choices(settled, training)) & {"defer_grad_reduce"}:
+        chosen -= {"defer_grad_reduce"}
+        settled = _opened(settled, {"data_parallel": ("defer_grad_reduce",)})
     said = {
         name
         for section, names in BY_STACK.items()
@@ -219,7 +225,7 @@ def subject(
         graph=graph,
         training=training,
         chosen=chosen,
-        stated=frozenset(said - idle_overlaps(settled)),
+        stated=frozenset(said - idle),
         config=config,
         devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
     )

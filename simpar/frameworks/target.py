@@ -24,6 +24,7 @@ FEATURES = {
         "options say what a plan chose there; else that is lost",
     ),
     "segments": "options say segments of layers that are recomputed from their first input; else that is lost",
+    "defer_grad_reduce": "it is said whether gradients wait for the last microbatch; else that is lost",
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
 """Features of a target besides writing files."""
@@ -32,8 +33,8 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 
 
 WAITS = (
-    "Gradients of several microbatches are kept whole and reduced after the last one, as this framework does under "
-    "FSDP; what of that overlaps the last backward is counted as exposed."
+    "Gradients of several microbatches are kept whole, and reduced beside the backward of the last one, as this "
+    "framework does under FSDP."
 )
 PYTHON, LAUNCHER = "python", "launcher"
 CHECKPOINTING = {
@@ -49,15 +50,14 @@ class Sized:
 
     ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
     data-parallel ranks that share a copy of the states, if there are as many copies as the others make; ``of_nodes``:
-    those of a node share one. ``waits``: gradients of several microbatches are reduced after the last one. ``alone`` is
-    what starts one process and no more: :data:`PYTHON`, or the :data:`LAUNCHER` whatever its flags say; "" for nothing.
+    those of a node share one. ``alone`` is what starts one process and no more: :data:`PYTHON`, or the
+    :data:`LAUNCHER` whatever its flags say; "" for nothing.
     """
 
     stack_of_one: str = ""
     shard_ranks: int | None = None
     alone: str = ""
     of_nodes: bool = False
-    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,9 @@ class Imported:
             )
         return plan.with_values(hsdp=copies)
 
-    def waiting(self, plan: Plan, world_size: int, global_batch: int | None = None) -> Plan:
-        """The plan whose gradients wait for the last of several microbatches, if the framework keeps whole ones."""
-        batch, replicas = global_batch or self.global_batch(world_size), self._replicas(world_size)
-        if not self.sized.waits or not batch or replicas < 2 or batch <= replicas * plan.micro_batch:
-            return plan
-        return plan.with_values(overlap_grad_reduce=False)
-
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
         """The plan on ``world_size`` devices, of which its micro-batch or copies may follow. Raises UserError."""
-        plan = self.waiting(self.in_copies(self.plan, world_size), world_size, global_batch)
+        plan = self.in_copies(self.plan, world_size)
         if world_size == 1 and self.sized.stack_of_one:
             plan = plan.model_copy(update={"stack": self.sized.stack_of_one})
         batch = global_batch or self.global_batch(world_size)

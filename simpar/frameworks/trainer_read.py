@@ -35,7 +35,7 @@ from simpar.frameworks.trainer_adapters import (
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
-from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of, waits
+from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -177,7 +177,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         asks={"model": note} if note else {},
         assumed=assumed,
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
-        sized=Sized(of_one, shard_ranks, _alone(command, sharding), of_nodes, waits(sharding, given)),
+        sized=Sized(of_one, shard_ranks, _alone(command, sharding), of_nodes),
     )
 
 

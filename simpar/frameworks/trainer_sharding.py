@@ -8,7 +8,7 @@ from typing import Any
 from simpar.architectures.catalogue import load_model
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.frameworks import accelerate_read, deepspeed_read
+from simpar.frameworks import accelerate_read, deepspeed_read, rules
 from simpar.frameworks.deepspeed_states import of_versions
 from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import ONE_LAUNCHED, value_of
@@ -89,13 +89,14 @@ class Sharding:
         return replace(self, notes=(*self.notes, note)) if note else self
 
 
-def waits(sharding: Sharding, given: TrainerArguments) -> bool:
-    """Whether gradients are whole until the last microbatch: under FSDP, as ``Accelerator.no_sync`` has it.
+def _reduces_each(sharding: Sharding, given: TrainerArguments) -> bool:
+    """Whether FSDP is asked to reduce the gradients of every microbatch, which it keeps whole until the last one.
 
-    Trainers start it for all microbatches but the last, unless ``accelerator_config`` asks for ``sync_each_batch``.
+    Trainers start ``Accelerator.no_sync`` for all others, unless ``accelerator_config`` asks for ``sync_each_batch``;
+    scripts of one's own have an argument of that name.
     """
-    each = given.told("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
-    return (sharding.values.get("zero") or 0) >= 2 and not sharding.is_deepspeed and is_off(each)
+    each = given.told(rules.SYNC_EACH, rules.SYNC_EACH.rpartition(".")[2])
+    return (sharding.values.get("zero") or 0) >= 2 and not sharding.is_deepspeed and not is_off(each)
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def sharding_of(
     """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
     result = _sharding(given, command, filled, presets)
     values, words = _axes(given, result)
+    if _reduces_each(result, given):
+        values["defer_grad_reduce"] = False
     return replace(result, values={**result.values, **values}, words=result.words + words)
 
 

@@ -102,7 +102,7 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.chosen_losses(
         s,
         **({"bucket_bytes": where_sharded} if data.zero else {}),
-        **({} if rules.waits_for_last(s) else {"overlap_grad_reduce": "gradients overlap always"}),
+        overlap_grad_reduce="gradients overlap always",
         overlap_param_gather="parameters are fetched ahead always",
         grad_dtype="gradients are reduced as they are computed",
     )
@@ -177,6 +177,8 @@ def arguments(s: Subject) -> Options:
         "report_to": "none",
         **fused_options(s),
     }
+    if rules.reduces_each(s):
+        result[rules.SYNC_EACH] = True
     if (steps := s.plan.execution.empty_cache_steps) is not None:
         result["torch_empty_cache_steps"] = steps
     if s.plan.data_parallel.zero < 2:
@@ -212,7 +214,6 @@ def notes(s: Subject) -> Iterator[str]:
         yield "`use_liger_kernel` needs `liger-kernel`."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
-    yield from rules.waiting_notes(s)
     yield from trainer_tuning.adapter_notes(s)
 
 
@@ -306,6 +307,7 @@ def _axolotl_options(s: Subject) -> Options:
         "gradient_checkpointing": full and data.zero < 2,
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
         **fused_options(s),
+        **({rules.SYNC_EACH: True} if rules.reduces_each(s) else {}),
         **trainer_tuning.in_axolotl(s),
     } | _attention(s)
     if (chunks := s.plan.execution.loss_chunks) is not None:
@@ -362,6 +364,7 @@ TRANSFORMERS = Target(
         "offload",
         "a part",
         "attention_kernel",
+        "defer_grad_reduce",
         "empty_cache_steps",
         "expandable_segments",
         "fused_kernels",

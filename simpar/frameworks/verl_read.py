@@ -116,7 +116,7 @@ def _policy(given: Options, config: str, trainer: str) -> Imported:
         "micro_batch": micro,
         "training": {"seq_len": longest, "global_batch": batch},
         **({} if is_core else _modelled(given, MODEL, micro * longest // cp)),
-        **({"overlap_grad_reduce": False} if not is_core and _waits(given) and batch // dp > micro else {}),
+        **({"defer_grad_reduce": True} if not is_core and _waits(given) else {}),
     }
     _weigh_others(given, has_adapters=engine.plan.tuning.is_used or "lora_rank" in values)
     assumed = (*([open_lengths(longest, fill if by_tokens else None)] if packs else []), *_of_version(given, is_core))
@@ -278,7 +278,7 @@ def _sft(given: Options, kind: str) -> Imported:
         **({} if kind == "megatron" else _modelled(given, "model.", micro * longest // cp)),
     }
     if is_old:
-        values["stack"] = "huggingface"  # torch's cross entropy
+        values |= {"stack": "huggingface", "defer_grad_reduce": False}  # torch's cross entropy
     assumed = (open_lengths(longest, fill if by_tokens else None),) if packs else ()
     return update_of(engine, values, given.words(), (), assumed, ask)
 

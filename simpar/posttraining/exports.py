@@ -323,6 +323,7 @@ def _verl_sharded(layout: Layout, offload: bool, of: str) -> Options:
         f"{of}ulysses_sequence_parallel_size": int(layout.cp),
         f"{section}fsdp_size": int(layout.shards) if int(layout.hsdp) > 1 else -1,
         f"{section}reshard_after_forward": int(layout.zero) == 3 and bool(layout.reshard_after_forward),
+        **({f"{section}use_no_sync_for_gradient_accumulation": True} if layout.defer_grad_reduce else {}),
         f"{section}dtype": DTYPES[str(layout.precision)],
         f"{section}param_offload": offload,
         f"{section}optimizer_offload": offload,

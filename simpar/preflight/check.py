@@ -13,6 +13,7 @@ from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Documents, Training
+from simpar.cost.memory.widths import holds_whole
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader
@@ -247,8 +248,6 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     graph = as_model(model, training.seq_len)  # that of the problem has its adapters
     with _in_text(given):
         plan = given.found.in_copies(plan, cluster.world_size, cluster.nodes)
-        plan, alone = given.found.waiting(plan, cluster.world_size, training.global_batch), plan
-        notes += [WAITS] if plan is not alone else []
         problem = make_problem(
             graph, cluster, training, stack=plan.stack, base=plan,
             constraints=Constraints(fit_probability=facts.fits_with),
@@ -263,9 +262,11 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
     settled = result.plan
+    if (result.setup.num_microbatches or 1) > 1 and holds_whole(result.layout, problem.stack):
+        notes.append(WAITS)
     reader = load_reader(given.text.target)
     target = given.text.written_as
-    near = layouts_near(given.found, problem, settled, target) if target else None
+    near = layouts_near(problem, settled, target) if target else None
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
     note, copies = of_copies(result, problem.stack.name, given.found.words.unread)
     account, notes = account + copies, [*notes, *filter(None, (note,))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import expressible, load_reader, load_target
-from simpar.frameworks.subject import idle_overlaps, subject
+from simpar.frameworks.subject import idle_choices, subject
 from simpar.frameworks.target import Imported
 from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
@@ -174,7 +174,7 @@ def _otherwise(
     """What an edited text does not express as wanted: by name what it says, and what it should."""
     try:
         text = _applied(given, edits)
-        said = {} if text is None else _meaning(_as_started(given.read(text), problem), problem)
+        said = {} if text is None else _meaning(given.read(text).plan, problem)
     except UserError:
         return
     for section, value in said.items():
@@ -182,10 +182,6 @@ def _otherwise(
         if isinstance(value, dict):
             parts = [(f"{section}.{key}", now, wanted[section][key]) for key, now in value.items()]
         yield from ((name, (now, should)) for name, now, should in parts if now != should)
-
-
-def _as_started(read: Imported, problem: Problem) -> Plan:
-    return read.waiting(read.plan, problem.cluster.world_size, problem.training.global_batch)
 
 
 def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
@@ -265,7 +261,7 @@ def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
     """A plan as its stack runs it, without keys that are not part of its layout or have no effect."""
     settled = decide(plan, problem.workload, problem.stack).to_plan()
     said = settled.model_dump(exclude=set(Record.model_fields))
-    idle = idle_overlaps(settled)
+    idle = idle_choices(settled, problem.training)
     for section, names in BY_STACK.items():
         said[section] |= dict.fromkeys(idle & set(names))
     etp = settled.mesh.expert_tensor_parallel  # its default may be written out or not

@@ -84,7 +84,7 @@ class Footprint:
 
     @property
     def _alternates(self) -> bool:
-        return self.job.layout.num_microbatches(self.job.training.global_batch) > 1
+        return self.job.accumulates
 
     @property
     def reserved_bytes(self) -> float:
@@ -237,9 +237,8 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
             float(builder.sync.share(each))
             for each in (builder.parameters_of_rank(stage), builder.frozen_of_rank(stage))
         )
-        accumulates = own.layout.num_microbatches(own.training.global_batch) > 1
         kept = host_memory(
-            own.layout, own.stack, share, still, _activations(lowered, stage), accumulates=bool(accumulates)
+            own.layout, own.stack, share, still, _activations(lowered, stage), accumulates=own.accumulates
         )
         held[stage] = astuple(kept)
     by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])

@@ -114,7 +114,8 @@ def _terms_alone(builder: ActionBuilder, piece: StageBlock) -> dict[tuple[str, s
     job = builder.job
     first, last = (int(piece.block is end) for end in (job.graph.embedding, job.graph.head))
     held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks)
-    terms = held_memory(job.graph, held, builder.view.tensor, job.layout, job.stack).terms
+    dims, habits = builder.view.tensor, (job.layout, job.stack)
+    terms = held_memory(job.graph, held, dims, *habits, accumulates=job.accumulates).terms
     return {_key(term): float(np.sum(term.size_bytes)) for term in terms}
 
 

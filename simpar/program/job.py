@@ -26,6 +26,11 @@ class TrainingJob:
     kernels: KernelModel
     others: tuple[KernelModel, ...] = ()
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step has several microbatches."""
+        return self.layout.num_microbatches(self.training.global_batch) > 1
+
     def on(self, device: int) -> TrainingJob:
         """The job as run on the kind of device with that index (0: the first)."""
         return replace(self, kernels=self.others[device - 1], others=()) if device else self

@@ -19,7 +19,7 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
     static = one.static
     return {
         "parameters": float(static.bytes_of("parameters", ALWAYS, PASSES)),
-        "gradients": float(static.bytes_of("gradients") + static.bytes_of("transient")),
+        "gradients": float(static.bytes_of("gradients", ALWAYS, PASSES) + static.bytes_of("transient")),
         "optimizer_states": float(static.bytes_of("optimizer_states")),
         "overhead": one.overhead_bytes,
     }
@@ -55,6 +55,7 @@ def _parts(one: Footprint) -> dict[str, float]:
     if one.peaks_between:
         result |= {"activations": 0.0, "transient": float(one.static.bytes_of("transient", _ends_in(one)))}
         result["parameters"] = float(one.static.bytes_of("parameters"))
+        result["gradients"] -= float(one.static.bytes_of("gradients", PASSES))
     return result
 
 
@@ -68,7 +69,8 @@ def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> Memor
     behind, after = instants >= begin, instants >= end
     columns = {name: np.full(len(instants), value) for name, value in _constant_parts(one).items()}
     columns |= {name: moving[:, MEMORY_CATEGORIES.index(name)] for name in ("activations", "transient")}
-    columns["parameters"] -= behind * float(static.bytes_of("parameters", PASSES))
+    for name in ("parameters", "gradients"):
+        columns[name] -= behind * float(static.bytes_of(name, PASSES))
     columns["transient"] += (behind & ~after) * float(static.bytes_of("transient", UPDATE))
     columns["transient"] += after * float(static.bytes_of("transient", BETWEEN))
     return MemoryCurve(instants / NS_PER_S, columns)

@@ -1,7 +1,7 @@
 """From a timed Program to a Result: speed, breakdown, communication, memory, bill, and why."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 from math import isnan, nan
 from typing import Any
 
@@ -12,7 +12,7 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
-from simpar.cost.memory.widths import whole_gradient_notes
+from simpar.cost.memory.widths import holds_whole
 from simpar.cost.offload import host_notes
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
@@ -55,6 +55,10 @@ _KIND_OF_GROUP = {
     **dict(zip(COMMUNICATION_BY_DEGREE, COMMUNICATION_BY_DEGREE, strict=True)), "etp": "tp", "edp": "dp",
     "host": "offload", "drive": "offload",
 }  # fmt: skip
+WAITS = (
+    "gradients whole until the last of {} microbatches, which alone reduces them, as trainers of the stack have it "
+    "(plan.data_parallel.defer_grad_reduce = false: every one does)"
+)
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 OF_KERNELS = ("compute", "optimizer", "bubble", "waiting")
 """Causes of time that grows with that of kernels: a rank's own, and those of ranks that it waits for."""
@@ -359,7 +363,7 @@ def _setup(context: SummaryInputs) -> Setup:
         asked={} if context.asked is None else _asked(context.asked, stated),
         training=job.training.model_dump(),
         num_microbatches=int(job.layout.num_microbatches(job.training.global_batch)),
-        model=_model_facts(job, context.assumed),
+        model=_model_facts(job, (context.assumed, *_stack_habits(context))),
         cluster=recorded(cluster),
         engine={"name": context.engine, "ops": len(context.lowered.program), "seed": context.perturbation.seed},
         perturbation={
@@ -378,20 +382,28 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 
 
-def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
+def _stack_habits(context: SummaryInputs) -> Iterator[str]:
+    """What the stack decided of a plan and what readers might not expect, in words."""
+    job, asked = context.job, context.asked
+    is_said = asked is not None and asked.data_parallel.defer_grad_reduce is not None
+    if job.accumulates and not is_said and holds_whole(job.layout, job.stack):
+        yield WAITS.format(job.layout.num_microbatches(job.training.global_batch))
+
+
+def _model_facts(job: TrainingJob, of_plan: Iterable[str]) -> dict[str, Any]:
     graph, seq_len = job.graph, job.training.seq_len
     rows = graph.dims.get("positions") or seq_len
     longer = f"a longer table of positions: its config has {rows:,} rows, a sequence {seq_len:,} tokens"
     towers = [scope for scope in graph.whole_scopes if f"{scope}.seq" in graph.dims]
     whole = f"{' and '.join(towers)} tower whole on every tensor-parallel rank (8 does not divide all of its sizes)"
     ranks = has_tensor_ranks(int(job.layout.tp), job.layout.stages)
-    said = {longer: rows < seq_len, whole: bool(towers) and ranks, of_plan: bool(of_plan)}
+    said = {longer: rows < seq_len, whole: bool(towers) and ranks}
+    said |= {words: True for words in of_plan if words}
     assumed = [*graph.assumed, *(words for words, holds in said.items() if holds)]
     fields = ", ".join(graph.details.unread)
     unread = [f"fields of the model's config that are not understood and play no part: {fields}"] if fields else []
-    several = bool(job.layout.num_microbatches(job.training.global_batch) > 1)
-    of_stack = [each(job.layout, job.stack, accumulates=several) for each in (host_notes, whole_gradient_notes)]
-    notes = [*graph.facts.get("notes", ()), *unread, *chain.from_iterable(of_stack)]
+    of_host = host_notes(job.layout, job.stack, accumulates=job.accumulates)
+    notes = [*graph.facts.get("notes", ()), *unread, *of_host]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),

@@ -85,8 +85,10 @@ class TrainingEngine:
         return self.documents[number] if self.documents else None
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Under DDP gradients are reduced with the last microbatch only."""
+        """Under DDP gradients are reduced with the last microbatch only, under FSDP where the plan has them wait."""
         model = self.wrapped[0]
+        if isinstance(model, FSDPModule) and self.plan.data_parallel.defer_grad_reduce:
+            model.set_requires_gradient_sync(last)
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
     def _loss_context(self) -> AbstractContextManager[Any]:

@@ -171,8 +171,7 @@ class ShardHabits(Strict):
     fsdp_auto_wrap_policy]. The host gathers no unit before the kernels of the second to last one are done [torch,
     distributed/fsdp/_runtime_utils.py, _unshard: limit_all_gathers]: of an adapter at the end of the block before, so
     that no gather of a block runs beside the kernels of another. With ``waits_for_last`` trainers keep whole gradients
-    under FSDP until the last of several microbatches, unless told otherwise: plans say that by ``overlap_grad_reduce``
-    false, and others get a note.
+    under FSDP until the last of several microbatches, unless a plan says otherwise by ``defer_grad_reduce``.
     """
 
     owner_broadcasts: bool = False

@@ -29,6 +29,8 @@ PLANS = {
     "zero2": {"dp": 16, "zero": 2},
     "fsdp": {"dp": 16, "zero": 3},
     "hsdp": {"dp": 16, "zero": 3, "hsdp": 2},
+    "deferred": {"dp": 16, "zero": 3, "hsdp": 2, "defer_grad_reduce": True},
+    "deferred-pp": {"pp": 2, "dp": 8, "zero": 2, "kind": "fsdp", "defer_grad_reduce": True},
     "tp": {"tp": 8, "dp": 2, "zero": 1},
     "tp-overlap": {"tp": 8, "dp": 2, "tensor_parallel": {"overlap": True}},
     "pp": {"pp": 4, "dp": 4, "schedule": "gpipe"},
@@ -54,6 +56,7 @@ PLANS = {
     "experts-sliced": {"tp": 4, "ep": 2, "etp": 2, "zero": 2, "recompute": "selective"},
     "experts-on-tp": {"tp": 4, "zero": 1, "sequence_parallel": False},
     "experts-fsdp": {"ep": 4, "zero": 3},
+    "experts-deferred": {"ep": 4, "zero": 3, "defer_grad_reduce": True},
     "experts-hsdp": {"ep": 2, "zero": 3, "hsdp": 2},
     "experts-overlap": {"ep": 8, "tp": 2, "ep_overlap": True},
     "experts-cp": {"ep": 8, "cp": 4, "pp": 2, "vpp": 2},
@@ -63,7 +66,7 @@ PLANS = {
 }
 MIXTURES = [plan for name, plan in PLANS.items() if name.startswith("experts")]
 GATE = (
-    "ddp", "hsdp", "tp-overlap", "pp", "pp-tp", "interleaved", "dualpipev-zero2", "layer-fsdp-zero2",
+    "ddp", "hsdp", "deferred", "tp-overlap", "pp", "pp-tp", "interleaved", "dualpipev-zero2", "layer-fsdp-zero2",
     "ring-striped-tp", "ulysses-ring", "all-gather", "experts-everywhere", "experts-sliced", "experts-overlap",
     "experts-capacity", "tp-across-nodes",
 )  # fmt: skip

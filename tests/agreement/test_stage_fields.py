@@ -52,6 +52,7 @@ CASES = {
         "overlap_grad_reduce": [{"overlap_grad_reduce": False}],
         "overlap_param_gather": [{"overlap_param_gather": False}],
         "reshard_after_forward": [{"reshard_after_forward": False, "zero": 3}],
+        "defer_grad_reduce": [{"defer_grad_reduce": True, "zero": 3}, {"defer_grad_reduce": True, "zero": 2}],
         "sync": [{"sync": "local-sgd", "zero": 0}],
         "sync_every": [{"sync": "local-sgd", "sync_every": 2, "zero": 0}],
         "staleness": [{"sync": "ssp", "staleness": 1, "zero": 0}],

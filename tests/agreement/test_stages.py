@@ -62,6 +62,7 @@ KEYS = {
     "micro_batch": [1, 2],
     "overlap_grad_reduce": [None, True, False],
     "overlap_param_gather": [None, True, False],
+    "defer_grad_reduce": [None, True],
     "bucket_bytes": [None, 25_000_000, 100_000_000],
     "grad_dtype": [None, "bf16", "fp32"],
     "optimizer": ["adamw", "sgd", "lion"],

@@ -36,4 +36,5 @@ def static_memory(num_parameters: int, plan: Plan, stack: Stack) -> StaticMemory
     """Terms of so many parameters of matrices inside layers, whose shards are rounded up to whole elements."""
     layout = Layout.of(plan)
     shard, moments = -(-num_parameters // layout.shards), num_parameters * moment_bytes(layout)
-    return StaticMemory(parameter_terms([ParameterGroup(num_parameters, shard, moments)], layout, stack))
+    part = ParameterGroup(num_parameters, shard, moments)
+    return StaticMemory(parameter_terms([part], layout, stack, accumulates=True))

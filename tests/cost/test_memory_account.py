@@ -21,6 +21,7 @@ from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import dims_of
 from simpar.plan.plan import Plan
+from simpar.report.words import assumptions
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.units import GIB
@@ -57,7 +58,7 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         blocks = tuple((known[name], count) for name, count in counts.items())
         ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
         dims = dims_of(graph, columns, TRAINING)
-        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, columns, habits)
+        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, columns, habits, accumulates=True)
         for category in ("parameters", "gradients", "optimizer_states", "transient", None):
             for alive in (ALWAYS, PASSES, BETWEEN):
                 found = np.broadcast_to(many.bytes_of(category, alive), len(plans))
@@ -210,18 +211,26 @@ def test_one_rank_keeps_its_parameters_once(zero: int) -> None:
 
 
 def test_gradients_that_wait_under_fsdp_are_whole_in_the_dtype_of_their_reduction() -> None:
-    """Without a pipeline, too: 2 bytes of every parameter, where shards of fp32 have 4 of an eighth."""
+    """Without a pipeline, too: 2 bytes of every parameter, where shards of fp32 have 4 of an eighth.
+
+    Of several microbatches they wait unless a plan says otherwise, and reduced beside the last backward take no more.
+    """
     graph, cluster = load_model("llama-3-8b"), load_cluster("dgx-h100", 1)
-    training = Training(seq_len=1024, global_batch=16)
-    late, beside = (
-        simulate(graph, cluster, Plan(zero=3, overlap_grad_reduce=waits), training, stack="huggingface").memory.stages[
-            0
-        ]
-        for waits in (False, None)
-    )
+    late, usual, each, single = (
+        simulate(graph, cluster, Plan(zero=3, **said), Training(seq_len=1024, global_batch=batch), stack="huggingface")
+        for said, batch in (
+            ({"overlap_grad_reduce": False}, 16), ({}, 16), ({"defer_grad_reduce": False}, 16), ({}, 8),
+        )
+    )  # fmt: skip
     held = graph.num_parameters()
-    assert late.gradients_bytes == pytest.approx(2 * held, rel=0.01)
-    assert beside.gradients_bytes == pytest.approx(4 * held / 8, rel=0.02)
+    for waits in (late, usual):
+        assert waits.memory.stages[0].gradients_bytes == pytest.approx(2 * held, rel=0.01)
+    for at_once in (each, single):
+        assert at_once.memory.stages[0].gradients_bytes == pytest.approx(4 * held / 8, rel=0.02)
+    assert usual.peak_memory_bytes <= late.peak_memory_bytes
+    assert usual.step_time_s < late.step_time_s
+    # between steps no whole ones are left
+    assert usual.memory.static_memory_bytes == each.memory.static_memory_bytes < late.memory.static_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -231,16 +240,18 @@ def test_gradients_that_wait_under_fsdp_are_whole_in_the_dtype_of_their_reductio
         ("automodel", {"zero": 2}, 16, True),
         ("huggingface", {"zero": 3}, 8, False),  # one microbatch
         ("huggingface", {"zero": 3, "overlap_grad_reduce": False}, 16, False),
+        ("huggingface", {"zero": 3, "defer_grad_reduce": True}, 16, False),
+        ("huggingface", {"zero": 3, "pp": 2}, 16, False),  # once a step anyway
         ("huggingface", {"zero": 0}, 16, False),
         ("torchtitan", {"zero": 3}, 16, False),
     ],
 )
-def test_plans_that_reduce_more_often_than_trainers_do_have_a_note(stack, plan, sequences, is_told) -> None:
-    """Trainers that keep whole gradients while they accumulate need more memory than such a plan."""
+def test_what_trainers_do_with_gradients_is_said_where_a_plan_leaves_it_open(stack, plan, sequences, is_told) -> None:
+    """Whole gradients until the last microbatch are assumed, in words that name the key that says otherwise."""
     graph, cluster = load_model("small-llama"), load_cluster("dgx-h100", 1)
     training = Training(seq_len=512, global_batch=sequences)
-    notes = simulate(graph, cluster, Plan(**plan), training, stack=stack).setup.model.get("notes", [])
-    assert any("overlap_grad_reduce" in note for note in notes) is is_told
+    result = simulate(graph, cluster, Plan(**plan), training, stack=stack)
+    assert any("defer_grad_reduce" in words for words in assumptions(result)) is is_told
 
 
 def test_tensor_ranks_may_gather_all_logits() -> None:

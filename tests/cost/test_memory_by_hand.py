@@ -41,11 +41,11 @@ def layout_of(of: Stack, **plan: object) -> Layout:
     return Layout.of(resolve(Plan(**plan), of))
 
 
-def terms(of: Stack, **plan: object) -> dict[str, float]:
+def terms(of: Stack, *, accumulates: bool = True, **plan: object) -> dict[str, float]:
     """Bytes by name, with how long they live where that is not always; nothing of terms without bytes."""
     layout = layout_of(of, **{"dp": N, **plan})
     part = ParameterGroup(P, P // layout.shards, P * moment_bytes(layout))
-    found: tuple[Term, ...] = parameter_terms([part], layout, of, residual_bytes=1000.0)
+    found: tuple[Term, ...] = parameter_terms([part], layout, of, residual_bytes=1000.0, accumulates=accumulates)
     return {
         f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes) for each in found if each.size_bytes
     }
@@ -102,6 +102,39 @@ REST = {"library workspaces": 100}
 def test_terms_of_parameters(plan: dict[str, object], expected: dict[str, float]) -> None:
     """Parameters, gradients, buckets, states, copies and buffers of 1,280 parameters on four ranks."""
     assert terms(stack(), **plan) == {**expected, **REST}
+
+
+@pytest.mark.parametrize(
+    ("numerics", "plan", "waiting"),
+    [
+        # 1,280 in fp32, the dtype of their reduction, in place of a fourth of them
+        ({}, {"zero": 3}, 4 * (P - 320)),
+        ({}, {"zero": 2}, 4 * (P - 320)),
+        ({}, {"zero": 3, "hsdp": 2}, 4 * (P - 640)),
+        # in bf16, beside shards that add up in fp32
+        ({"reduce_dtype": "bf16"}, {"zero": 3}, 2 * P - 4 * 320),
+        # half of the shards leave for the host
+        (
+            {},
+            {"zero": 3, "offload_optimizer": "cpu", "offload_ratio": 0.5, "offload_gradients": True},
+            4 * P - 4 * 320 / 2,
+        ),
+        # nothing is sharded, nothing reduced, or all of it behind the last backward
+        ({}, {"zero": 1}, 0),
+        ({}, {"zero": 3, "dp": 1}, 0),
+        ({}, {"zero": 3, "hsdp": 4}, 0),
+        ({}, {"zero": 3, "overlap_grad_reduce": False}, 0),
+    ],
+)
+def test_gradients_that_wait_for_the_last_microbatch(
+    numerics: dict[str, object], plan: dict[str, object], waiting: float
+) -> None:
+    """Whole ones during all passes of several microbatches, and shards in the update; of one microbatch none."""
+    of = stack(numerics=numerics)
+    usual, deferred = terms(of, **plan), terms(of, **plan, defer_grad_reduce=True)
+    name = "whole until the last microbatch passes"
+    assert deferred == {**usual, **({name: waiting} if waiting else {})}
+    assert terms(of, accumulates=False, **plan, defer_grad_reduce=True) == terms(of, accumulates=False, **plan)
 
 
 def test_widths() -> None:
@@ -322,7 +355,7 @@ def test_narrow_copies_are_of_whole_parameters(zero: int, dp: int, copies: int) 
     end = Block("end", ())
     dims = {"hidden": 1024, "batch": 2, "seq": 512, "heads": 16, "head_dim": 64, "vocab": 1024}
     graph = ModelGraph("by hand", dims, {"layer": attention_block()}, ("layer",), end, end, tied_embeddings=False)
-    held = held_memory(graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of)
+    held = held_memory(graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of, accumulates=True)
     assert held.bytes_of("parameters", PASSES) == copies * 2 * 3 * 1024**2
 
 

@@ -86,7 +86,8 @@ def test_a_config_is_read_whole(beside):
     given = given_words(["gsm8k.yaml"])
     found = given.found
     values = {**found.plan.flat_values(), **found.plan.training, "model": found.plan.model}
-    expected = {"model": "qwen2.5-1.5b", "dp": 4, "zero": 3, "micro_batch": 4, "seq_len": 2048, "global_batch": 1024,
+    expected = {"defer_grad_reduce": False, "model": "qwen2.5-1.5b", "dp": 4,
+                "zero": 3, "micro_batch": 4, "seq_len": 2048, "global_batch": 1024,
                 "recompute": "full", "parameter_dtype": "bf16", "reduce_dtype": "fp32"}  # fmt: skip
     assert {key: values[key] for key in expected} == expected
     assert account_of(found).is_understood

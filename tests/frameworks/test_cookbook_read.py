@@ -16,7 +16,8 @@ def told(words, start=START):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("", {"zero": 3, "recompute": "full", "micro_batch": 4, "parameter_dtype": "bf16", "seq_len": 4096}),
+        ("", {"zero": 3, "defer_grad_reduce": False, "recompute": "full", "micro_batch": 4,
+              "parameter_dtype": "bf16", "seq_len": 4096}),
         ("--use_peft --peft_method lora --quantization 4bit", {"lora_rank": 8, "frozen_dtype": "nf4"}),
         ("--use_peft --lora_config.r 16 --target_modules all-linear", {"lora_rank": 16, "frozen_dtype": "bf16"}),
         ("--fsdp_config.fsdp_activation_checkpointing False --fsdp_cpu_offload", {"recompute": "none",

@@ -21,6 +21,8 @@ ALL = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
         ("--train_type full --sharding_strategy shard_grad_op --use_gradient_checkpointing False",
          {"zero": 2, "recompute": "none", "parameter_dtype": "bf16", "master_weights": False}),
         ("--train_type full --precision bf16_autocast --sharding_strategy ddp", {"zero": 0, "precision": "bf16"}),
+        ("--train_type full --no_sync", {"zero": 3, "defer_grad_reduce": True}),
+        ("--train_type full", {"zero": 3, "defer_grad_reduce": False}),
         ("--train_type hqq_lora --world_size 2 --batch_size 8 --gradient_accumulation_steps 4",
          {"dp": 2, "micro_batch": 8, "frozen_dtype": "nf4", "global_batch": 64}),
     ],

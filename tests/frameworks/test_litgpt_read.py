@@ -75,7 +75,8 @@ def test_a_command_lies_over_its_config(tmp_path):
         ("litgpt finetune lora tiiuae/falcon-7b --devices 2", {"model": "falcon-7b", "dp": 2, "lora_rank": 8}),
         ("litgpt finetune meta-llama/Llama-3.1-8B", {"model": "llama-3.1-8b", "lora_rank": 8}),
         ("litgpt pretrain tiny-llama-1.1b --num_nodes 2 --train.max_seq_length 2048",
-         {"model": "tinyllama-1.1b", "dp": None, "hsdp": 2, "zero": 3, "micro_batch": 4, "global_batch": 512,
+         {"model": "tinyllama-1.1b", "dp": None, "hsdp": 2, "zero": 3, "defer_grad_reduce": True,
+          "micro_batch": 4, "global_batch": 512,
           "fused_kernels": "compiled"}),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ def told(**changed):
     ("changed", "expected"),
     [
         ({}, {"lora_rank": 64, "frozen_dtype": "bf16", "micro_batch": 2, "global_batch": 64, "recompute": "full",
-              "zero": 3, "attention_kernel": "flash2", "precision": "bf16"}),
+              "zero": 3, "defer_grad_reduce": False, "attention_kernel": "flash2", "precision": "bf16"}),
         ({"lora": {}}, {"lora_rank": 16}),
         ({"lora": {"enable": False}}, {"lora_rank": None, "master_weights": True, "parameter_dtype": "bf16"}),
         ({"checkpoint": False, "batch_size": 1}, {"recompute": "none", "micro_batch": 1}),

@@ -29,7 +29,8 @@ PACKED = {"policy.sequence_packing.enabled": True}
     ("changes", "finds"),
     [
         # automodel/setup.py: weights in fp32, products in the precision
-        ({}, {"stack": "automodel", "zero": 3, "dp": 16, "micro_batch": 2, "parameter_dtype": "fp32",
+        ({}, {"stack": "automodel", "zero": 3, "defer_grad_reduce": False, "dp": 16, "micro_batch": 2,
+              "parameter_dtype": "fp32",
               "precision": "bf16", "recompute": "none"}),
         ({f"{D}.tensor_parallel_size": 4, f"{D}.sequence_parallel": True, f"{D}.activation_checkpointing": True},
          {"tp": 4, "dp": 4, "sequence_parallel": True, "recompute": "full"}),

@@ -122,10 +122,27 @@ def test_names_on_the_hub_are_of_shipped_models():
 
 
 @pytest.mark.parametrize(("micro", "told"), [(1, True), (TRAINING.global_batch // 8, False)])
-def test_gradients_that_stay_whole_are_told(micro, told):
-    """Of several microbatches under FSDP; a plan that has them so loses nothing."""
-    plan = checked("llama-3.1-8b", dp=8, zero=3, micro_batch=micro)
-    assert any("stay whole" in text for text in exported("trl", plan).values()) is told
-    late = plan.with_values(overlap_grad_reduce=False)
-    lost = [str(loss) for loss in unsupported(late, load_model("llama-3.1-8b"), TRAINING, "trl")]
-    assert any("overlap_grad_reduce" in loss for loss in lost) is not told
+def test_trainers_are_asked_to_reduce_every_microbatch(micro, told):
+    """Where a plan of several microbatches under FSDP says so; else they keep whole gradients until the last one."""
+    for target in ("trl", "transformers", "axolotl", "llama-factory", "accelerate"):
+        needed = {"master_weights": False} if target == "axolotl" else {}
+        plan = checked("llama-3.1-8b", dp=8, zero=3, micro_batch=micro, **needed)
+        usual, each = (exported(target, plan.with_values(defer_grad_reduce=waits)) for waits in (None, False))
+        said = [
+            any("sync_each_batch" in text for name, text in files.items() if name != "train.py")
+            for files in (usual, each)
+        ]
+        assert said == [False, told], target
+        late = plan.with_values(defer_grad_reduce=True)
+        assert not unsupported(late, load_model("llama-3.1-8b"), TRAINING, target)
+
+
+def test_the_script_of_sagemaker_reduces_every_microbatch():
+    """Gradients that wait are lost there, and no others."""
+    plan = checked("llama-3.1-8b", dp=8, zero=3, micro_batch=1, stack="huggingface")
+    graph = load_model("llama-3.1-8b")
+    lost = [
+        unsupported(plan.with_values(defer_grad_reduce=waits), graph, TRAINING, "sagemaker")
+        for waits in (None, True, False)
+    ]
+    assert ["defer_grad_reduce" in " ".join(map(str, each)) for each in lost] == [True, True, False]

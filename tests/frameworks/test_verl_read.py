@@ -39,10 +39,8 @@ SFT = (
         (f"{FIXED} {A}.strategy=fsdp2 {A}.fsdp_config.offload_policy=True", {"offload_parameters": "cpu"}),
         (f"{FIXED} {A}.fsdp_config.model_dtype=bfloat16", {"parameter_dtype": "bf16", "moment_dtype": "bf16"}),
         (f"{FIXED} {A}.fsdp_config.fsdp_size=8 {A}.fsdp_config.reshard_after_forward=False", {"hsdp": 2, "zero": 2}),
-        # whole gradients of 8 microbatches, of one none
-        (f"{FIXED} {A}.fsdp_config.use_no_sync_for_gradient_accumulation=True", {"overlap_grad_reduce": False}),
-        (f"{FIXED.replace('gpu=4', 'gpu=32')} {A}.fsdp_config.use_no_sync_for_gradient_accumulation=True",
-         {"overlap_grad_reduce": None}),
+        (f"{FIXED} {A}.fsdp_config.use_no_sync_for_gradient_accumulation=True", {"defer_grad_reduce": True}),
+        (FIXED, {"defer_grad_reduce": None}),
         (f"{FIXED} {A}.ulysses_sequence_parallel_size=2", {"cp": 2, "cp_method": "ulysses", "dp": 8, "micro_batch": 4}),
         (f"{PPO} {A}.ppo_micro_batch_size=64", {"micro_batch": 4}),
         # dp_actor.py: tokens of a rank times those of its sequence; 32 samples a rank

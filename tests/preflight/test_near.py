@@ -6,7 +6,11 @@ import pytest
 import yaml
 
 from simpar.cli import run
+from simpar.cost.memory.widths import holds_whole
 from simpar.frameworks import read
+from simpar.layout.deciders import resolve
+from simpar.layout.layout import Layout
+from simpar.stacks.stack import load_stack
 
 WORDS = {
     "model_name_or_path": "meta-llama/Llama-3.2-1B", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
@@ -33,8 +37,11 @@ def test_who_keeps_whole_gradients(changes, late):
     found = read(
         yaml.safe_dump({key: said for key, said in {**WORDS, **changes}.items() if said is not None}), "a.yaml", "trl"
     )
-    assert (found.placed(8).data_parallel.overlap_grad_reduce is False) is late
-    assert found.placed(1).data_parallel.overlap_grad_reduce is not False
+    stack = load_stack(found.plan.stack)
+    for world_size, waits in ((8, late), (1, False)):
+        layout = Layout.of(resolve(found.placed(world_size).with_values(dp=world_size), stack))
+        several = found.global_batch(world_size) > world_size * layout.micro_batch
+        assert (several and holds_whole(layout, stack)) is waits
 
 
 def test_neighbours_are_simulated_as_they_would_run(tmp_path, capsys):
@@ -48,5 +55,5 @@ def test_neighbours_are_simulated_as_they_would_run(tmp_path, capsys):
     assert 15 + 8.03 * 12 / 8 / 1.074 < answer["peak_reserved_bytes"] / 2**30 < 45
     plans = [one["plan"] for one in answer["neighbours"]]
     assert plans
-    assert {plan["data_parallel"]["overlap_grad_reduce"] for plan in plans} == {False}
+    assert {plan["data_parallel"]["defer_grad_reduce"] for plan in plans} == {True}
     assert any(one["patched"] for one in answer["neighbours"])

@@ -120,6 +120,7 @@ WIDE_FOUR = [
     {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
     {"dp": 4},
     {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
+    {"dp": 4, "zero": 3, "defer_grad_reduce": True, **CLIPPED},
     {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
     {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},

@@ -20,7 +20,14 @@ from simpar.architectures.recompute import of_layer
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of, stages_of_rank
 from simpar.cost.memory.static import HeldBlocks
-from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths, reduces_late
+from simpar.cost.memory.widths import (
+    defers,
+    keeps_parameters,
+    kept_gradients,
+    once_a_step,
+    parameter_widths,
+    reduces_late,
+)
 from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
@@ -175,15 +182,15 @@ class ParameterBytes:
     sent: Floats
 
     @staticmethod
-    def of(layout: Layout, stack: Stack) -> ParameterBytes:
-        """Of layouts as columns."""
+    def of(layout: Layout, stack: Stack, *, accumulates: Flags | bool) -> ParameterBytes:
+        """Of layouts as columns; ``accumulates``: their steps have several microbatches."""
         width, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
         together = not layout.replicas_are_independent and layout.kind != "single_process"
         fsdp = layout.kind == "fsdp" and together
         fetches = layout.offload_parameters != "none"
         comes = (zero == 3) & fsdp & ~keeps_parameters(layout)
         # than in the first backward
-        later = reduces_late(layout, stack) | once_a_step(layout, stack)
+        later = reduces_late(layout, stack) | once_a_step(layout, stack) | (defers(layout, stack) & accumulates)
         makes = (zero >= 2) & fsdp & ~later
         dense, experts = layout.shards > 1, layout.expert_shards > 1
         away = 1.0 - kept_gradients(layout)

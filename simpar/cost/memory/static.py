@@ -21,6 +21,7 @@ from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.update import update_bytes
 from simpar.cost.memory.widths import (
     Widths,
+    defers,
     keeps_parameters,
     kept_gradients,
     once_a_step,
@@ -132,11 +133,17 @@ class HeldBlocks:
 
 
 def parameter_terms(
-    parts: Sequence[ParameterGroup], layout: Layout, stack: Stack, *, residual_bytes: Numbers = 0.0
+    parts: Sequence[ParameterGroup],
+    layout: Layout,
+    stack: Stack,
+    *,
+    residual_bytes: Numbers = 0.0,
+    accumulates: Flags | bool,
 ) -> tuple[Term, ...]:
     """Terms of a rank's parameters under a resolved plan: with gradients, optimizer states and buffers.
 
-    ``residual_bytes`` is the size of one microbatch's residual stream with all rows.
+    ``residual_bytes`` is the size of one microbatch's residual stream with all rows; ``accumulates``: a step has
+    several microbatches.
     """
     widths, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
     shards, fsdp = layout.shards, layout.kind == "fsdp"
@@ -157,6 +164,11 @@ def parameter_terms(
     added = np.where(at_last, max(reduced_bytes(layout, stack), widths.compute), widths.gradient)
     whole = num_parameters * added / widths.gradient
     kept = kept_gradients(layout) * np.where(whole_gradients, whole, shard)
+    waits = defers(layout, stack) & accumulates & (np.asarray(spread) > 0)
+    waiting: Numbers = 0.0
+    if np.any(waits):
+        width = max(reduced_bytes(layout, stack), widths.compute) if fsdp else widths.gradient
+        waiting = np.where(waits, np.maximum(num_parameters * width - kept * widths.gradient, 0.0), 0.0)
     if stack.numerics.update.in_backward:
         block: Numbers = sum(part.block for part in parts)
         kept = block + 0.0 * kept
@@ -174,7 +186,11 @@ def parameter_terms(
         largest = np.maximum(largest, part.largest)
     updated = np.where(zero >= 1, shard, num_parameters)
     update = update_term(layout, stack, shard=updated, largest=largest, gradients=kept)
-    return *weights, *buffers, update, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
+    of_passes = (
+        Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES),
+        Term("gradients", "whole until the last microbatch", waiting, 1.0, PASSES),
+    )
+    return *weights, *buffers, update, *of_passes
 
 
 def gathered_rows_bytes(layout: Layout, residual_bytes: Numbers) -> Numbers:
@@ -231,19 +247,22 @@ def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, layout:
     return total
 
 
-def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack) -> StaticMemory:
+def held_memory(
+    graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, *, accumulates: Flags | bool
+) -> StaticMemory:
     """The account of a rank that holds some blocks, under dims of one rank (region "tensor").
 
-    ``plan`` must be resolved. Tied embeddings are held once where embedding and head meet. Shards carry their padding:
-    FSDP pads the first dim of every parameter to a multiple of the group, flat buffers end at a multiple of
-    lcm(N, 128) elements.
+    ``plan`` must be resolved; ``accumulates``: a step has several microbatches. Tied embeddings are held once where
+    embedding and head meet. Shards carry their padding: FSDP pads the first dim of every parameter to a multiple of the
+    group, flat buffers end at a multiple of lcm(N, 128) elements.
     """
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
     parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.has_no_backward))
     if stack.memory.whole_vocabulary and graph.has_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, layout)
-    terms = parameter_terms(parts, layout, stack, residual_bytes=residual_bytes(dims, layout))
+    rows_bytes = residual_bytes(dims, layout)
+    terms = parameter_terms(parts, layout, stack, residual_bytes=rows_bytes, accumulates=accumulates)
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(layout, stack), layout))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
     return StaticMemory((*terms, frozen, _casts(held, dims, layout, stack), placeholders))

@@ -13,11 +13,6 @@ from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags
 
-WHOLE = (
-    "Trainers of this stack keep whole gradients under FSDP until the last of several microbatches, unless told "
-    "otherwise: more memory than is counted here. plan.data_parallel.overlap_grad_reduce false counts them."
-)
-
 
 @dataclass(frozen=True)
 class Widths:
@@ -130,14 +125,21 @@ def reduces_late(layout: Layout, stack: Stack) -> Flags:
     return np.asarray((not layout.overlap_grad_reduce) & ~stack.reduces_in_turn(layout.zero))
 
 
-def whole_gradient_notes(layout: Layout, stack: Stack, *, accumulates: bool) -> list[str]:
-    """A note where trainers of a stack keep whole gradients until the last of several microbatches, but the plan not.
+def defers(layout: Layout, stack: Stack) -> Flags:
+    """Whether gradients are reduced beside the backward of the last microbatch alone, and are whole before.
 
-    [Accelerate, ``Accelerator.no_sync``; NeMo Automodel, ``defer_fsdp_grad_sync``]
+    They are where ranks share them, which stages with devices of their own say themselves.
     """
-    shards = layout.kind == "fsdp" and bool(layout.shards > 1)
-    waits = stack.overlap.waits_for_last and accumulates and shards and layout.overlap_grad_reduce
-    return [WHOLE] if waits else []
+    waits = np.asarray(layout.zero) >= 2
+    if not (layout.defer_grad_reduce and np.any(waits)):
+        return np.zeros((), dtype=bool)
+    elsewhere = reduces_late(layout, stack) | once_a_step(layout, stack)
+    return np.asarray(waits & ~elsewhere)
+
+
+def holds_whole(layout: Layout, stack: Stack) -> bool:
+    """Whether ranks of one plan hold whole gradients until the last of several microbatches."""
+    return bool(defers(layout, stack)) and (bool(layout.stages) or bool(layout.shards > 1))
 
 
 def keeps_parameters(layout: Layout) -> Flags:

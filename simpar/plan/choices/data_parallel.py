@@ -56,7 +56,8 @@ class DataParallel(Section):
 
     ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With 2 and 3 gradients are reduced after
     every microbatch, unless the stack does so once a step in pipelines or once for microbatches that a chunk runs in
-    turn; parameters are gathered for every microbatch with 3 where they are resharded after forward.
+    turn; with ``defer_grad_reduce`` whole ones wait for the last microbatch, which reduces them beside its backward.
+    Parameters are gathered for every microbatch with 3 where they are resharded after forward.
     """
 
     kind: Literal["ddp", "fsdp", "single_process"] | None = None
@@ -67,6 +68,7 @@ class DataParallel(Section):
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     reshard_after_forward: bool | None = None
+    defer_grad_reduce: bool | None = None
     sync: str = Field(default="bsp", description="how replicas cooperate: bsp, ssp, asp, local-sgd or diloco")
     sync_every: Count | None = Field(default=None, description="local steps between averages (local-sgd, diloco)")
     staleness: int | None = Field(default=None, ge=0, description="clocks a replica may run ahead (ssp)")
@@ -107,6 +109,7 @@ class DecidedData:
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reshard_after_forward: bool | Flags = False
+    defer_grad_reduce: bool = False
     sync: str = "bsp"
     sync_every: int | None = None
     staleness: int | None = None
@@ -130,7 +133,8 @@ def by_stack(
     """What a stack decides of data parallelism.
 
     Buckets are gathered beside passes only where they are reduced beside them [Megatron-LM, ``arguments.py``:
-    --overlap-param-gather needs --overlap-grad-reduce].
+    --overlap-param-gather needs --overlap-grad-reduce]. Trainers keep whole gradients of FSDP until the last of several
+    microbatches [Accelerate, ``Accelerator.no_sync``; NeMo Automodel, ``defer_fsdp_grad_sync``].
     """
     at_once = zero == 1 and not stack.overlap.grad_reduce_zero1
     kind = kind or ("fsdp" if stack.shards(zero) else "ddp")
@@ -142,6 +146,7 @@ def by_stack(
         "overlap_grad_reduce": stack.overlap.grad_reduce and not at_once and not once,
         "overlap_param_gather": stack.overlap.param_gather and overlap_grad_reduce is not False,
         "reshard_after_forward": zero == 3 and not once,
+        "defer_grad_reduce": stack.overlap.waits_for_last,
     }
 
 
@@ -216,6 +221,12 @@ def _reduce_overlap_fits(rows: Columns) -> Flags:
     return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))
 
 
+def _may_defer(rows: Columns) -> Flags:
+    """Rows in which sharded gradients of several microbatches are reduced more than once a step unless they wait."""
+    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["is_pipelined"])
+    return np.asarray((rows["zero"] >= 2) & shares(rows) & (rows["microbatches"] > 1) & ~once)
+
+
 def _gather_overlap_fits(rows: Columns) -> Flags:
     """Rows that gather parameters late only where whole ones are gathered once a step."""
     return np.asarray((rows.code["overlap_param_gather"] == 0) | (gathers(rows) & ~fully_sharded(rows)))
@@ -257,6 +268,14 @@ def _other_buckets(plan: Plan, _: Workload) -> Iterator[int]:
     data = plan.data_parallel
     if plan.mesh.replicas > 1 and data.bucket_bytes is not None and data.kind == "ddp":
         yield from (round(4 * data.bucket_bytes), round(data.bucket_bytes / 4))
+
+
+def _reduce_each(plan: Plan, target: Workload) -> Iterator[bool]:
+    """False, if whole gradients wait for the last of several microbatches."""
+    data, replicas = plan.data_parallel, plan.mesh.replicas
+    several = target.training.global_batch > (plan.mesh.dp or 1) * plan.micro_batch
+    if replicas > 1 and several and data.zero >= 2 and data.defer_grad_reduce:
+        yield False
 
 
 def _gather_early(plan: Plan, _: Workload) -> Iterator[bool]:
@@ -392,6 +411,25 @@ CHOICES = in_section(
             after="gather_dtype",
         ),
         moves=Moves(replacements=replace_with("reshard_after_forward", None), led_by="zero"),
+    ),
+    Choice(
+        "defer_grad_reduce",
+        by_stack=True,
+        axis=OptionalAxis(
+            make_effects(MEMORY, REPLICAS, TRAFFIC),
+            _may_defer,
+            label=None,
+            is_decided=True,
+            after="reshard_after_forward",
+        ),
+        moves=Moves(
+            _reduce_each,
+            replacements=replace_with("defer_grad_reduce", None, False),
+            around=(False,),
+            saves=lambda waits: not waits,
+            after="overlap_param_gather",
+            led_by="zero",
+        ),
     ),
     Choice(
         "sync",

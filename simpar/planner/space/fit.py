@@ -231,9 +231,13 @@ def _of_alike(rows: Rows, which: Ints, flying: Flights) -> tuple[Floats, ...]:
     looped = np.isin(number, [at for at, name in enumerate(flying.names) if not producer_of(name).v_shaped])
     pipe, pipe_of = factorize(number, columns["pp"], columns["vpp"], microbatches)
     shape, shape_of = factorize(*(columns[name] for name in SHAPED))
-    layout, layout_of = factorize(*(columns[name] for name in columns if name not in ROWS_OF_STREAM), looped)
+    alternates = microbatches > 1
+    several = (alternates,) if template.defer_grad_reduce else ()  # then states depend on it
+    sizes_of_states = (columns[name] for name in columns if name not in ROWS_OF_STREAM)
+    layout, layout_of = factorize(*sizes_of_states, looped, *several)
     layouts = _some(template, columns | {"sequence_parallel": np.zeros(len(which), dtype=bool)}, layout)
-    schemes = ParameterBytes.of(layouts, stack)
+    accumulates = alternates[layout]
+    schemes = ParameterBytes.of(layouts, stack, accumulates=accumulates)
     _, scheme_of = factorize(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
     moving, moving_of = factorize(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])
@@ -244,7 +248,7 @@ def _of_alike(rows: Rows, which: Ints, flying: Flights) -> tuple[Floats, ...]:
     pipelines = (number[pipe], columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
     flight = flying.of(template.recompute, pipelines)
     held = held_blocks(graph, flight.where(pipe_of[layout]))
-    static = held_memory(graph, held, dims.tensor, layouts, stack)
+    static = held_memory(graph, held, dims.tensor, layouts, stack, accumulates=accumulates)
     buffers = gathered_rows_bytes(shapes, residual_bytes(shaped.tensor, shapes)) * stack.memory.gather_buffers
     buffers = np.broadcast_to(np.floor(buffers), len(shape))[shape_of]
     resident, end = (
@@ -260,7 +264,6 @@ def _of_alike(rows: Rows, which: Ints, flying: Flights) -> tuple[Floats, ...]:
     asked = replace(template, expert_imbalance=said)
     experts = experts_risk_bytes(graph, moves, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
-    alternates = microbatches > 1
     gaps = stack.memory.allocator.tight_gaps(alternates)
     parts = Parts(resident, saved + beside, outside, *unsure)._replace(gaps=gaps)
     needed = _needed_bytes(problem, parts, alternates, stack.memory.allocator)

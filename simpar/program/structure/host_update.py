@@ -38,10 +38,14 @@ MOST_TILES = 32
 
 @dataclass(frozen=True)
 class HostUpdate:
-    """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, and not beside it."""
+    """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, and not beside it.
+
+    ``deferred``: they are reduced beside the last backward alone, and leave then.
+    """
 
     job: TrainingJob
     late: bool
+    deferred: bool = False
 
     @property
     def fetches(self) -> bool:
@@ -71,7 +75,7 @@ class HostUpdate:
         """Bytes a parameter of gradient that a rank sends to the host beside a pass."""
         layout = self.job.layout
         sends = kind in ("backward", "weight_gradient") and not self.late
-        if not sends or not (boundary or layout.offload_gradients):
+        if not sends or not (boundary or (layout.offload_gradients and not self.deferred)):
             return 0.0
         return layout.host_share * self.gradient_bytes / shards
 

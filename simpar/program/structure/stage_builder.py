@@ -411,7 +411,8 @@ class RolesBuilder(ActionBuilder):
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Parameters, gradients and states: whole or sharded by the plan's ZeRO stage; gathered ones are sharded."""
-        job, late = self.job, self.sync.reduces_late
+        job = self.job
+        late = self.sync.reduces_late or (self.sync.defers and job.accumulates)
         held, count = self.parameters_of_rank(pipeline_rank), defaultdict[str, float](float)
         for each in self.sync.replicas:
             whole = held[each.kind]

@@ -465,7 +465,9 @@ class StageBuilder(ActionBuilder):
         if alike not in self._static:
             counted = tuple((block, count[name]) for name, block in known.items())
             held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks)
-            self._static[alike] = held_memory(job.graph, held, self.view.tensor, job.layout, job.stack)
+            self._static[alike] = held_memory(
+                job.graph, held, self.view.tensor, job.layout, job.stack, accumulates=job.accumulates
+            )
         if not self.waiting_bytes:
             return self._static[alike]
         waiting = Term("transient", "what comes from and to the encoder and waits", self.waiting_bytes[pipeline_rank])

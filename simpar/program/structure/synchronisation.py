@@ -10,6 +10,7 @@
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
 | FSDP in torch's pipelines | first forward gathers and keeps | the last microbatch | reduce-scatter per unit |
 | FSDP 2, 3 that reduce by runs | as above | the last of microbatches in turn | reduce-scatter per unit |
+| ZeRO-2, 3 with defer_grad_reduce | as without | the last microbatch | as without |
 
 Experts are held by fewer ranks than the rest of a stage and are gathered, reduced and sharded among those.
 With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
@@ -24,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.memory.widths import once_a_step, reduced_bytes, reduces_late
+from simpar.cost.memory.widths import defers, once_a_step, reduced_bytes, reduces_late
 from simpar.cost.optimizers import Matrix, arrays_host_s, optimizer_time_s, products_time_s
 from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
@@ -231,11 +232,16 @@ class Synchronisation:
         return self.job.stack.buckets.replicas_late and not self.reduces_late
 
     @cached_property
+    def defers(self) -> bool:
+        """Whether sharded gradients are reduced beside the backward of the last microbatch alone."""
+        return self.zero >= 2 and bool(defers(self.job.layout, self.job.stack))
+
+    @cached_property
     def by_runs(self) -> bool:
         """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
         layout, habits = self.job.layout, self.job.stack.overlap
         sharded = all(each.zero >= 2 for each in self.replicas if each.width > 1) and self.zero >= 2
-        once = once_a_step(layout, self.job.stack)
+        once = self.defers or once_a_step(layout, self.job.stack)
         if not (habits.reduce_runs and self.per_unit and layout.overlap_grad_reduce) or once:
             return False
         return sharded and not layout.offloads
@@ -249,7 +255,7 @@ class Synchronisation:
         if self.single_process:
             return SyncPolicy()
         copies = self.per_unit / self.job.kernels.bandwidth
-        several = not boundary and layout.num_microbatches(self.job.training.global_batch) > 1
+        several = not boundary and self.job.accumulates
         return SyncPolicy(
             activations=layout.offload_activations,
             drives=layout.offload_parameters == "nvme",
@@ -274,24 +280,27 @@ class Synchronisation:
         |---|---|---|---|
         | 0 | - | - | last |
         | 1 | first forward (FSDP, or overlap_param_gather; else behind the update) | - | last |
-        | 2 | as 1 | - | every; last of a run if by runs; last if FSDP reduces once a step |
+        | 2 | as 1 | - | every; last of a run if by runs; last if FSDP reduces once a step or gradients are deferred |
         | 3 | every | yes | as 2 |
         | ``gathered`` ranks, from stage 1 on | every | yes | every; last in stage 1 or once a step |
 
         Without overlap_grad_reduce no pass reduces: :meth:`late_reductions` does, but for ``gathered`` ranks and for
-        stages 2 and 3 of stacks that reduce in turn with the kernels of the backward.
+        stages 2 and 3 of stacks that reduce in turn with the kernels of the backward. Deferred gradients of several
+        microbatches are whole all the time, which the static account counts.
         """
         layout, host, zero = self.job.layout, self.host, replicas.zero
         own_units, reshards = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
         frees_after_use = replicas.gathered or (zero == 3 and reshards)
         by_runs = self.by_runs and zero >= 2 and not replicas.gathered
-        every_pass = zero >= 2 and not by_runs and not once_a_step(layout, self.job.stack)
+        deferred = self.defers and not replicas.gathered
+        every_pass = zero >= 2 and not (by_runs or deferred or once_a_step(layout, self.job.stack))
         # else gradients wait for the end of the step (late_reductions)
         reduces_beside = replicas.gathered or not self.reduces_late
         completes_gradients = kind in ("backward", "weight_gradient") and reduces_beside
         reduces = completes_gradients and (boundary or every_pass)
         # FSDP has no flat buffer: whole gradients of a unit live from its backward to its reduction
         holds_whole = own_units and zero >= 2 and (reduces or (completes_gradients and by_runs))
+        holds_whole = holds_whole and not (deferred and self.job.accumulates)
         # a sum over a run is kept in the wider of the two dtypes; fused accumulation adds into it, without a copy
         kept = max(self.gradient_bytes, self.compute_bytes) if by_runs else self.gradient_bytes
         in_place = by_runs and self.job.stack.numerics.gradient_accumulation_fusion
@@ -319,7 +328,7 @@ class Synchronisation:
     def host(self) -> HostUpdate:
         """The job's traffic with the host, and the host's part of the update."""
         late = self.width > 1 and self.reduces_late
-        return HostUpdate(self.job, late)
+        return HostUpdate(self.job, late, self.defers)
 
     @cached_property
     def host_streams(self) -> tuple[str, ...]:

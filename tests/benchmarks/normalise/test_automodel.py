@@ -48,3 +48,11 @@ def test_what_is_not_compiled_and_not_replaced_runs_operator_by_operator(
     """Attention and norms are Transformer Engine's where a row says so, other kernels fused where recipes compile."""
     row = {**ROW, "notes": notes, "n_experts": experts}
     assert stack_of(row) == ("automodel", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Llama3 70B", False), ("Llama3 70B 2-node (LoRA)", False), ("Qwen2.5 32B (LoRA)", None)]
+)
+def test_recipes_whose_whole_gradients_would_not_fit_reduce_every_microbatch(name: str, said: bool | None) -> None:
+    """Those that say ``defer_fsdp_grad_sync: false``; others are as the framework has it."""
+    assert case({**ON_NODE, "model_name": name}).plan.get("defer_grad_reduce") is said

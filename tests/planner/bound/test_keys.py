@@ -48,7 +48,7 @@ VALUES = {
     "graphs": ("none", "attention", "step"), "dispatcher": ("all_gather", "all_to_all", "deepep"),
     "parameter_dtype": ("fp32", "bf16"),
     "fused_kernels": ("none", "norm+activation"),
-    "optimizer_kernels": ("fused", "foreach"),
+    "optimizer_kernels": ("fused", "foreach"), "defer_grad_reduce": (False, True),
 }  # fmt: skip
 USUAL = {
     "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "schedule": "1f1b", "hsdp": 1, "zero": 1,
@@ -66,6 +66,7 @@ WITH = {
     "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "dispatcher": {"ep": 2}, "sync": {"zero": 0},
     "sync_every": {"zero": 0, "sync": "local-sgd"}, "staleness": {"zero": 0, "sync": "ssp"},
     "servers": {"zero": 0, "sync": "asp"}, "reshard_after_forward": {"zero": 3},
+    "defer_grad_reduce": {"zero": 3},
     "offload_ratio": {"offload_optimizer": "cpu"}, "offload_delayed": {"offload_optimizer": "cpu"},
     "offload_gradients": {"offload_optimizer": "cpu", "zero": 2},
     "offload_parameters": {"zero": 3, "offload_optimizer": "cpu"},

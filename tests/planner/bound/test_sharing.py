@@ -48,6 +48,7 @@ VALUES = {
     "grad_dtype": ("fp32", "bf16"),
     "bucket_bytes": ("1MB", "1GB"),
     "reshard_after_forward": (True, False),
+    "defer_grad_reduce": (False, True),
     "cp_method": ("ring", "all_gather"),
     "cp_balance": ("zigzag", "contiguous"),
     "ulysses": (1, 2),
@@ -81,6 +82,7 @@ UNTRIED = (
 """Axes that make no two rows of these small dense problems, or need others beside them."""
 BESIDE = {
     "reshard_after_forward": {"zero": 3},
+    "defer_grad_reduce": {"zero": 3},
     "hsdp": {"zero": 3},
     "gather_dtype": {"zero": 3},
     "sequence_parallel": {"tp": 2},
@@ -94,6 +96,7 @@ BESIDE = {
 SCHEMES = (
     "tp", "pp", "zero", "hsdp", "order", "precision", "reduce_dtype", "gather_dtype", "grad_dtype", "bucket_bytes",
     "optimizer", "overlap_grad_reduce", "overlap_param_gather", "reshard_after_forward",
+    "defer_grad_reduce",
 )  # fmt: skip
 KEYS = ("tp", "micro_batch", "sequence_parallel", "tp_overlap", "precision")
 

@@ -11,6 +11,7 @@ from simpar import files
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of
+from simpar.cost.memory.static import PASSES
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
@@ -122,8 +123,30 @@ def test_rows_need_together_what_they_need_alone(model):
     assert needs(rows).needed_bytes.tolist() == alone
 
 
+def test_whole_gradients_of_rows_are_those_of_plans():
+    """Those of several microbatches under FSDP, as the stack has it; of rows with one microbatch none."""
+    problem = Problem(
+        load_model("gpt2"), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=24),
+        load_stack("huggingface"),
+        constraints=Constraints(
+            fixed={"pp": 1, "tp": (1, 2), "hsdp": 1, "recompute": "none", "micro_batch": (1, 3, 6)}
+        ),
+    )  # fmt: skip
+    rows = enumerate_space(problem)
+    several = rows["microbatches"] > 1
+    assert {False, True} == set(several[rows["zero"] >= 2].tolist())
+    rows.keep_only(np.sort(np.random.default_rng(2).choice(rows.count, 24, replace=False)))
+    least = compute_least(rows, (FIRST,)).static_bytes[0]
+    for row in range(rows.count):
+        job = job_of(problem, plan_of(rows, row))
+        static = stage_static_memory(job.graph, job.layout, job.training, job.stack, 0)
+        assert least[row] == static.resident_bytes
+        waits = static.bytes_of("gradients", PASSES) > 0
+        assert waits == (rows["zero"][row] >= 2 and rows["microbatches"][row] > 1 and rows["width"][row] > 1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed", "internevo"])
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed", "internevo", "huggingface"])
 def test_static_memory_of_rows_is_that_of_plans(stack):
     """To the byte, whatever the layers of a rank and the padding of its shards."""
     problem = Problem(

@@ -33,6 +33,7 @@ CASES = {
         "offload_parameters": ("none", "cpu"), "zero": (0, 3),
     },
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
+    "deferred": {"defer_grad_reduce": (True, False), "zero": (1, 2, 3)},
     "early": {"recompute_early": (True, False), "pp": (2, 4), "recompute": ("full", "every:2"), "zero": (0, 1)},
     "execution": {
         "attention_kernel": ("eager", "flash2"), "graphs": ("none", "attention+mlp"),
@@ -44,6 +45,7 @@ FEW = {
     "dtypes": {"reduce_dtype": ("bf16", "int4"), "zero": (1, 3)},
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
+    "deferred": {"defer_grad_reduce": (True, False), "zero": (2, 3)},
     "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
     "kernels": {"attention_kernel": ("eager", "flash2"), "fused_kernels": ("none", "compiled"), "zero": 0},
     "kept": {

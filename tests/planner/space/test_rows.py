@@ -46,7 +46,7 @@ VALUES = {
     "graphs": ("step", "none", "attention+mlp"), "dispatcher": ("deepep", "all_gather"),
     "parameter_dtype": ("fp32", "bf16"),
     "fused_kernels": ("none", "norm+activation"),
-    "optimizer_kernels": ("single", "fused"),
+    "optimizer_kernels": ("single", "fused"), "defer_grad_reduce": (True, False),
 }  # fmt: skip
 """Several values of every axis there is, in no particular order."""
 SMALL = {"tp": 2, "pp": 2, "vpp": 1, "schedule": "1f1b", "micro_batch": 2, "hsdp": 1, "recompute": "none"}

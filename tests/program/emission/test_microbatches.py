@@ -40,10 +40,12 @@ PLANS: dict[str, dict[str, Any]] = {
     "overlap": {"tp": 4, "tensor_parallel": {"overlap": True}},
     "cp": {"cp": 2, "zero": 1},
     "frozen": {"tp": 2, "lora_rank": 8},
+    "deferred": {"zero": 2, "kind": "fsdp", "defer_grad_reduce": True},
 }
 APART: dict[str, dict[str, Any]] = {
     "zero2": {"zero": 2},
     "fsdp": {"zero": 3, "kind": "fsdp"},
+    "deferred": {"zero": 3, "kind": "fsdp", "defer_grad_reduce": True},
     "pipeline": {"pp": 2},
     "offload": {"offload_activations": 0.5},
 }

@@ -19,9 +19,9 @@ MODEL = load_model("tiny-llama")
 BATCH = Training(seq_len=128, global_batch=64)
 
 
-def dp_bytes(microbatches: int, *, stack: str = "torchtitan", zero: int = 3, pp: int = 1) -> float:
+def dp_bytes(microbatches: int, *, stack: str = "torchtitan", zero: int = 3, pp: int = 1, **said: bool) -> float:
     """Bytes that the critical rank of eight gathers and reduces."""
-    plan = Plan(pp=pp, zero=zero, kind="fsdp", micro_batch=1, stack=stack)
+    plan = Plan(pp=pp, zero=zero, kind="fsdp", micro_batch=1, stack=stack, **said)
     training = Training(seq_len=128, global_batch=8 // pp * microbatches)
     return simulate(MODEL, load_cluster("dgx-h100", 1), plan, training).communication["dp"].bytes_per_rank
 
@@ -39,6 +39,41 @@ def test_fsdp_moves_for_every_microbatch_elsewhere() -> None:
     whole = MODEL.num_parameters()
     assert dp_bytes(4) == pytest.approx(4 * (2 + 2 + 4) * whole, rel=0.01)
     assert dp_bytes(4, zero=2) == pytest.approx((2 + 4 * 4) * whole, rel=0.01)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_gradients_that_wait_are_reduced_once_a_step(microbatches: int) -> None:
+    """Gathers stay as they are; of the reductions of so many microbatches, 4 bytes each, one is left."""
+    whole = MODEL.num_parameters()
+    for zero, gathers in ((3, microbatches * (2 + 2)), (2, 2)):
+        each, once = (dp_bytes(microbatches, zero=zero, defer_grad_reduce=waits) for waits in (False, True))
+        assert each == pytest.approx((gathers + 4 * microbatches) * whole, rel=0.01)
+        assert once == pytest.approx((gathers + 4) * whole, rel=0.01)
+    assert dp_bytes(microbatches, pp=2, defer_grad_reduce=True) == dp_bytes(microbatches, pp=2)  # once a step anyway
+
+
+def test_gradients_that_wait_are_reduced_beside_the_last_backward() -> None:
+    """Most of them hide in it.
+
+    A step of one microbatch is the same to the nanosecond, with as many bytes held; of more every further one takes
+    what it takes without a reduction, in which nothing waits for one.
+    """
+    cluster, found = load_cluster("dgx-h100", 1), {}
+    for microbatches in (1, 2, 3):
+        for waits in (False, True):
+            plan = Plan(zero=2, kind="fsdp", micro_batch=1, stack="fsdp", defer_grad_reduce=waits)
+            training = Training(seq_len=2048, global_batch=8 * microbatches)
+            found[microbatches, waits] = simulate("llama-3.1-8b", cluster, plan, training)
+    assert found[1, True].step_time_s == found[1, False].step_time_s
+    assert found[1, True].peak_memory_bytes == found[1, False].peak_memory_bytes
+    more = [found[each + 1, True].step_time_s - found[each, True].step_time_s for each in (1, 2)]
+    assert more[0] == pytest.approx(more[1], rel=1e-6)
+    assert found[3, True].step_time_s < found[3, False].step_time_s
+    late = Plan(zero=2, kind="fsdp", micro_batch=1, stack="fsdp", overlap_grad_reduce=False)
+    behind = simulate("llama-3.1-8b", cluster, late, Training(seq_len=2048, global_batch=24)).communication["dp"]
+    beside = found[3, True].communication["dp"]
+    assert beside.bytes_per_rank == behind.bytes_per_rank
+    assert beside.exposed_s < behind.exposed_s / 2
 
 
 @pytest.mark.parametrize("hsdp", [2, 4])
