@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 LETTERS = tuple(PASSES)
 AGAIN = "again"
 _PHASES = {**PASSES, AGAIN: AGAIN}
+FEW_KEYS = 2_000
+"""Passes of so many keys are kept when they are computed: some 10 kB a key."""
 PASSES_WITHOUT_RECOMPUTE = ("F", "W")
 """Passes whose duration does not depend on recomputation."""
 
@@ -204,8 +206,11 @@ class BlockCosts(Keys):
             for letter in letters
         }
         for batches, kinds in self._unknown(result):
+            keeps = batches is self.all_batches and len(self.row) <= FEW_KEYS
             for batch in batches:
                 for kind, letter, passes in self._passes(batch, kinds, letters):
+                    if keeps:
+                        self._kept[int(batch.keys[0]), kind, letter] = passes
                     at, table = (batch.keys, kind), result[letter]
                     table.plain_ns[at] = passes.took_ns(slice(None), slow)
                     rounded = len(passes.kernels)  # a slow rank rounds other durations
