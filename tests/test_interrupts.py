@@ -1,12 +1,14 @@
 """Ctrl-C and SIGTERM end the executable with one word and its own exit code, also while modules are loaded."""
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from pydantic import BaseModel, model_serializer
 
 from simpar.interrupts import interrupt
 from simpar.plan.plan import Plan
@@ -48,6 +50,28 @@ def test_an_interrupt_waits_until_what_is_imported_is_there(tmp_path, monkeypatc
 def _load_and_wait():
     importlib.import_module("interrupted_module")
     time.sleep(60)
+
+
+class _Interrupting(BaseModel):
+    """Interrupted while it is written out."""
+
+    written: bool = False
+
+    @model_serializer
+    def _as_text(self) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "text"
+
+
+def test_an_interrupt_waits_until_a_model_is_written_out():
+    """Pydantic would make it an error of the model."""
+    before, texts = signal.signal(signal.SIGINT, interrupt), []
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            texts.append(_Interrupting().model_dump()) or time.sleep(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert texts == ["text"]
 
 
 @pytest.mark.parametrize("name", some(["typer", "simpar.cli.about", "pydantic"], ["simpar.cli.about"]))

@@ -11,7 +11,7 @@ from types import FrameType
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.interrupts import imports
+from simpar.interrupts import must_wait
 from simpar.planner.result import Counts
 from simpar.workers import Workers
 
@@ -104,7 +104,7 @@ class SearchProgress:
         armed = True
 
         def ring(_signal: int, frame: FrameType | None) -> None:
-            if armed and frame and frame.f_code.co_filename not in OUTSIDE and not imports(frame):
+            if armed and frame and frame.f_code.co_filename not in OUTSIDE and not must_wait(frame):
                 raise TimeIsUp
 
         before = signal.signal(signal.SIGALRM, ring)
