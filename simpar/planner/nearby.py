@@ -62,6 +62,9 @@ class Nearby:
 
 
 ALL = frozenset(AXIS_NAMES)
+WAITS = "defer_grad_reduce"
+"""The choice beside these that neighbours may change: where whole gradients wait for the last microbatch, False saves
+memory."""
 
 
 def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL) -> Nearby:
@@ -72,7 +75,7 @@ def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL
     framework = Framework(target, frozenset(AXIS_NAMES))
     base = without_axes(problem.base)
     asked = replace(problem, base=base, objective="time", framework=framework)
-    fixed = _sayable(asked, plan, _near(problem, plan, axes))
+    fixed = _sayable(asked, plan, _near(problem, plan, axes)) | _waiting(plan, axes)
     anything = replace(asked.constraints, fixed=fixed, portable=ANY)
     try:
         frontier, count = _frontier(replace(asked, constraints=anything), asked, plan)
@@ -194,6 +197,12 @@ def _near(problem: Problem, plan: Plan, axes: frozenset[str]) -> dict[str, list[
     return {name: around.get(name, [value_of(plan, name)]) for name in AXIS_NAMES}
 
 
+def _waiting(plan: Plan, axes: frozenset[str]) -> dict[str, list[Any]]:
+    """Gradients that wait and that do not, if that is asked for and those of a plan wait for the last microbatch."""
+    data = plan.data_parallel
+    return {WAITS: [True, False]} if WAITS in axes and data.defer_grad_reduce and data.zero >= 2 else {}
+
+
 def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Values on axes that are not sizes: the plan's own, and those that the target can express in the plan."""
     habit = set(_said(problem, plan))
@@ -245,9 +254,9 @@ def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
     """Numbers of the rows that differ from a plan in ``least`` to MOST_CHANGES choices."""
     differs: dict[str, Flags] = {}
     for name in rows.domain:
-        if name in AXIS_NAMES:
-            domain = rows.domain[name]
-            unlike = np.array([value != value_of(plan, name) for value in domain])
+        if name in AXIS_NAMES or name == WAITS:
+            own = (value_of(plan, name), *([None] if name == WAITS else ()))  # None: it means nothing in a row
+            unlike = np.array([value not in own for value in rows.domain[name]])
             differs[name] = unlike[rows.code[name]]
     count = np.zeros(rows.count, dtype=np.int64)
     for name, column in differs.items():

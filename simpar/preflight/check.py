@@ -266,7 +266,6 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         notes.append(WAITS)
     reader = load_reader(given.text.target)
     target = given.text.written_as
-    near = layouts_near(problem, settled, target) if target else None
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
     note, copies = of_copies(result, problem.stack.name, given.found.words.unread)
     account, notes = account + copies, [*notes, *filter(None, (note,))]
@@ -279,8 +278,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         account = account.without(whole.answers)
     checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed,
                       whole=whole)  # fmt: skip
-    if near is None:
+    if not target:
         return checked
+    near = layouts_near(problem, settled, target, fits=checked.fits_surely)
     told: tuple[str, ...] = ()
     if checked.fits_surely:
         near, told = without_beats(problem, result, near)

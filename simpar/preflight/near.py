@@ -19,18 +19,19 @@ OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
 
 
-def layouts_near(problem: Problem, plan: Plan, target: str) -> Nearby:
+def layouts_near(problem: Problem, plan: Plan, target: str, *, fits: bool) -> Nearby:
     """Layouts near a plan, which is resolved, that the options of a target say without changing the stack.
 
-    Where another one shards (DeepSpeed, or none), the options of a trainer say the batch and what is recomputed. What
-    bounds neighbours is imported only where there are some.
+    Where another one shards (DeepSpeed, or none), the options of a trainer say the batch and what is recomputed. Unless
+    the plan ``fits``, gradients that wait for the last microbatch need not. What bounds neighbours is imported only
+    where there are some.
     """
-    from simpar.planner.nearby import nearby
+    from simpar.planner.nearby import ALL, WAITS, nearby
 
     if plan.stack not in load_target(target).stacks:
         result, bucket = nearby(problem, plan, target, OF_ANY_STACK), problem.base.data_parallel.bucket_bytes
         return result if bucket is None else _again(problem, result, {"bucket_bytes": bucket})
-    return nearby(problem, plan, target)
+    return nearby(problem, plan, target, ALL if fits else ALL | {WAITS})
 
 
 def _again(problem: Problem, result: Nearby, said: dict[str, object]) -> Nearby:

@@ -1,4 +1,4 @@
-"""Options of an export in the words of a text: keys of its YAML, flags of its launcher, or FSDP's earlier strategy.
+"""Options of an export in the words of a text: keys of its YAML, flags of its launcher, FSDP's earlier strategy.
 
 An export writes one spelling. A text may have another one for the same, and edits must be made in that.
 """
@@ -19,6 +19,8 @@ STRATEGY_KEYS = ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_str
 AGAIN = {"shard_grad_op": "full_shard", "hybrid_shard_zero2": "hybrid_shard", "2": "1", "5": "4"}
 STRATEGIES = {"true": AGAIN, "false": {kept: again for again, kept in AGAIN.items()}}
 """FSDP 1's strategies by name or number, and what makes them shard parameters again or keep them."""
+CHECKPOINTS, OF_TRAINER = "activation_checkpointing", "gradient_checkpointing"
+"""How the key of FSDP ends that recomputes layers, and the Trainer's own argument for it, which a text may have."""
 SECTIONS = {"fsdp_config.": "--fsdp_", "parallelism_config.": "--"}
 """Sections of Accelerate's config whose keys are flags of its launcher, and how these begin."""
 
@@ -28,7 +30,7 @@ def spellings(edits: Sequence[Edit], text: str, syntax: str | None, target: str)
     yield [*edits]
     if target == "megatron" and syntax in IN_TREES:
         yield [*_in_tree(edits, text)]
-    own = [_as_strategy(edit, text, syntax) or edit for edit in edits]
+    own = [_as_strategy(edit, text, syntax) or _as_argument(edit, text, syntax) or edit for edit in edits]
     if own != [*edits]:
         yield own
     if syntax == "shell" and LAUNCHED.search(text):
@@ -71,6 +73,14 @@ def _as_strategy(edit: Edit, text: str, syntax: str | None) -> Edit | None:
                 new = new.replace(old, instead.upper() if old.isupper() else instead)
             return Edit(name, json.dumps(new) if syntax == "json" else new)
     return None
+
+
+def _as_argument(edit: Edit, text: str, syntax: str | None) -> Edit | None:
+    """What FSDP recomputes as the Trainer's own argument that the text has instead; None where it has none."""
+    name = f"--{OF_TRAINER}" if syntax == "shell" else OF_TRAINER
+    if not edit.name.endswith(CHECKPOINTS) or edit.is_gone or value_of(text, name, syntax) is None:
+        return None
+    return replace(edit, name=name)
 
 
 def _of_launcher(edit: Edit) -> Edit:

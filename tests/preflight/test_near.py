@@ -1,6 +1,7 @@
 """Neighbours of launches whose gradients wait for the last microbatch."""
 
 import json
+import shlex
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ import yaml
 from simpar.cli import run
 from simpar.cost.memory.widths import holds_whole
 from simpar.frameworks import read
+from simpar.frameworks.rules import SYNC_EACH
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import load_stack
@@ -57,3 +59,31 @@ def test_neighbours_are_simulated_as_they_would_run(tmp_path, capsys):
     assert plans
     assert {plan["data_parallel"]["defer_grad_reduce"] for plan in plans} == {True}
     assert any(one["patched"] for one in answer["neighbours"])
+    assert ["gradient_checkpointing false"] in [one["edits"] for one in answer["neighbours"]]
+
+
+def test_recomputation_is_the_argument_that_a_command_has(capsys):
+    """FSDP has a key of its own for it; the Trainer's argument, which the text has, is changed instead."""
+    text = " ".join(
+        f"--{name} {said}" if " " not in str(said) else f'--{name} "{said}"' for name, said in WORDS.items()
+    )
+    run(["check", "--hardware", "dgx-h100", "--nodes", "1", "--json", "-", "--", "trl", "sft", *shlex.split(text)])
+    found = [
+        one for one in json.loads(capsys.readouterr().out)["neighbours"] if one["plan"]["memory"]["recompute"] == "none"
+    ]
+    assert found
+    assert all("--gradient_checkpointing false" in one["edits"] for one in found)
+
+
+def test_a_launch_that_whole_gradients_fill_is_told_to_reduce_every_microbatch(tmp_path, capsys):
+    """In the words of the trainer, as a patch: 65.5 GB of whole gradients of 32.8 B parameters become shards."""
+    changed = {"model_name_or_path": "Qwen/Qwen3-32B", "max_length": 4096, "gradient_accumulation_steps": 4}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump({**WORDS, **changed}))
+    run(["check", "--hardware", "dgx-h100", "--nodes", "2", "--from", "trl", "--json", "-", str(tmp_path / "sft.yaml")])
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["fits"]
+    told = f"{SYNC_EACH} true"
+    alone = next(one for one in answer["neighbours"] if one["edits"] == [told])
+    assert alone["fits"]
+    assert yaml.safe_load(alone["patched"])["accelerator_config"] == EACH
+    assert all(told in one["edits"] for one in answer["neighbours"])
