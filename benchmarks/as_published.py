@@ -2,9 +2,9 @@
 
 Rows that time one layer instead of a step are compared with its forward and backward. Runs whose printed settings need
 more memory than their devices have ran, so something was recomputed or kept in fewer bits. The cheapest of the
-frameworks' options is assumed: Megatron-Core can keep inputs of gated activations in 8 bits
-(``activation_func_fp8_input_store``) with 8-bit products, and all can recompute some whole layers of every stage. The
-measured time is not used.
+frameworks' options is assumed: Megatron-Core can keep parameters in 8 bits (``fp8_param_gather``), then also inputs of
+gated activations (``activation_func_fp8_input_store``), with 8-bit products, and all can recompute some whole layers of
+every stage. The measured time is not used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from simpar.architectures.recompute import FULL, NONE, by_layer
+from simpar.precisions import narrower
 from simpar.validation.cells import Row, Unmodelled, measurement
 from simpar.validation.predict import Prediction, predict, result_of
 from simpar.validation.profile_overrides import AS_NAMED, ProfileOverrides
@@ -22,6 +23,7 @@ from simpar.validation.table import outcomes_of, predict_row
 
 MIN_FIT_PROBABILITY = 0.05
 """Printed settings are doubted if they fit with less than this probability, given the errors of memory."""
+LOW = narrower(16)
 _Tried = tuple[Case, Prediction]
 
 
@@ -76,6 +78,11 @@ def recompute_to_fit(entry: Case, prediction: Prediction, actual: Measurements) 
         return entry, prediction
     if known.fit_probability >= MIN_FIT_PROBABILITY:
         return entry, prediction
+    if entry.plan["precision"] in LOW and entry.stack in MEGATRONS:
+        entry = _saying(replace(entry, plan={**entry.plan, "quantized_weights": "stored"}), "weights kept in 8 bits")
+        prediction = predict(entry)
+        if prediction.certainty and prediction.certainty.fit_probability >= MIN_FIT_PROBABILITY:
+            return entry, prediction
     tried = [found for some in _savings(entry) if (found := _least(some)) is not None]
     return min(tried, key=lambda one: one[1].step_time_s) if tried else (entry, prediction)
 

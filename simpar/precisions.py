@@ -15,6 +15,7 @@ from simpar.units import DTYPE_BYTES
 class BlockScales:
     """Block scales: ``values`` neighbours along the contraction share a scale of ``scale_bytes``.
 
+    ``weight_values`` of a weight do, if its blocks are other ones (0: the same).
     ``in_tensor_cores``: tensor cores apply the scales, and read them in a layout of their own. A cast with block scales
     reads its input ``cast_reads`` times and runs at ``cast_rate`` of the speed of a copy. ``weight_gradient`` is the
     time of weight-gradient products over that of other products.
@@ -26,6 +27,7 @@ class BlockScales:
     cast_rate: float
     cast_reads: int = 1
     weight_gradient: float = 1.0
+    weight_values: int = 0
 
 
 _BLOCK_CAST_RATE = 0.75
@@ -100,6 +102,22 @@ class Precision:
         """Bytes per element of an operand, including its share of a scale."""
         return self.bits / 8 + (self.scales.scale_bytes / self.scales.values if self.scales else 0.0)
 
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes per element of a weight as products read it, including its share of a scale."""
+        if not self.scales:
+            return self.operand_bytes
+        return self.bits / 8 + self.scales.scale_bytes / (self.scales.weight_values or self.scales.values)
+
+    def count_layouts(self, *, in_any: bool) -> int:
+        """Layouts in which the products of a forward and a backward read one weight: by rows, and by columns.
+
+        Scales of blocks run along the contraction, so that both are cast apart. With one scale a tensor the second is a
+        transpose, but for tensor cores that read 8 bits ``in_any`` layout [NVIDIA Transformer Engine,
+        pytorch/csrc/quantizer.cpp: is_non_tn_fp8_gemm_supported].
+        """
+        return 1 if in_any and not (self.scales or self.by_row) else 2
+
 
 PRECISIONS = {
     each.name: each
@@ -135,7 +153,14 @@ PRECISIONS = {
             # apply the scales, and those of both operands change along the contraction. They take 1.47 to 1.52 ms
             # where the forward product takes 0.90 to 0.94, a factor 1.04 of it because they add into fp32
             # [deepseek-ai/profile-data, output projection of 4,096 tokens].
-            scales=BlockScales(128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54),
+            scales=BlockScales(
+                128,
+                DTYPE_BYTES["fp32"],
+                in_tensor_cores=False,
+                cast_rate=0.6,
+                weight_gradient=1.54,
+                weight_values=128 * 128,
+            ),
             in_its_place=("fp8", "fp8_rowwise", "bf16"),
         ),
         Precision(

@@ -28,6 +28,8 @@ _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 
 EACH_REDUCED = "defer_fsdp_grad_sync false"
 """Words of rows whose gradients do not wait for the last of several microbatches, as a recipe of Automodel says it."""
+ALL = 1_000_000
+"""Microbatches beyond which no run has any."""
 SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])
 """Stacks whose recipes use expert parallelism, so that a blank ep is not 1."""
 
@@ -82,7 +84,8 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = True
     if EACH_REDUCED in text(row, "notes"):
         plan["defer_grad_reduce"] = False
-    plan |= _liger(row) | maxtext_words(row) | narrow_states(row) | _uneven_stages(row, pp * vpp)
+    plan |= kept_outputs(row, pp)
+    plan |= _liger(row) | maxtext_words(row) | narrow_states(row) | _uneven_stages(row, pp * vpp) | held_weights(row)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
@@ -267,6 +270,27 @@ def narrow_states(row: Row) -> dict[str, object]:
     if "bf16 weights" not in text(row, "notes").lower():
         return {}
     return {**dict.fromkeys(("parameter_dtype", "moment_dtype", "grad_dtype"), "bf16"), "master_weights": False}
+
+
+def kept_outputs(row: Row, pp: int) -> dict[str, object]:
+    """Microbatches whose outputs a pipeline keeps: all in torchtitan before October 2025, Automodel's local batch."""
+    stack, words = stack_of(row)[0], text(row, "notes")
+    local = re.search(r"LBS=(\d+)", words)
+    if pp > 1 and stack == "automodel" and local:
+        return {"kept_outputs": max(1, int(local[1]) // (_micro_batch(row, 1) or 1))}
+    return {"kept_outputs": ALL} if pp > 1 and stack == "torchtitan" else {}
+
+
+def held_weights(row: Row) -> dict[str, object]:
+    """How weights of 8-bit products are held where a row says it, or its software is not that of its stack.
+
+    The kernels of AMD's Primus cast weights in every product, as far as they do not run in torch's FSDP, which keeps
+    no casts either [AMD-AGI/Primus, backends/megatron/core/extensions/primus_turbo.py].
+    """
+    words = f"{text(row, 'notes')} {text(row, 'precision')}".lower()
+    if re.search("fp8 parameters gathered|fp8 parameter gather", words):
+        return {"quantized_weights": "stored"}
+    return {"quantized_weights": "none"} if text(row, "source").startswith("Primus") else {}
 
 
 def _uneven_stages(row: Row, stages: int) -> dict[str, object]:

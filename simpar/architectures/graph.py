@@ -260,13 +260,13 @@ class Block:
                 total, largest = total + size, np.maximum(largest, one)
         return largest / np.maximum(total, 1)
 
-    def frozen_bytes(self, dims: Dims, width: float) -> tuple[Numbers, Numbers]:
-        """Bytes of frozen parameters, ``width`` per element unless stored otherwise: (outside experts, of experts)."""
+    def frozen_bytes(self, dims: Dims, width: float, *, narrowed: bool = False) -> tuple[Numbers, Numbers]:
+        """Bytes of frozen parameters, ``width`` an element or as stored (``narrowed``: not wider): (dense, experts)."""
         own = self.view(dims)
         totals: list[Numbers] = [0.0, 0.0]
         for weight in (weight for op in self.operators for weight in op.weights if not weight.trainable):
-            stored = width if weight.stored_bytes is None else weight.stored_bytes
-            totals[weight.kind == "expert"] += evaluate(weight.size, own) * stored
+            stored = weight.stored_bytes or width
+            totals[weight.kind == "expert"] += evaluate(weight.size, own) * (min(stored, width) if narrowed else stored)
         return totals[0], totals[1]
 
     def matmul_parameters(self, dims: Dims) -> Numbers:

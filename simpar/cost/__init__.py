@@ -3,8 +3,8 @@
 OPEN = (
     "activations", "collectives.algorithm", "collectives.algorithms", "collectives.choice", "collectives.host",
     "collectives.lines", "collectives.measured", "collectives.parameters", "collectives.traffic", "context",
-    "intensity", "kernels", "linear_attention", "memory.allocator", "memory.bound", "memory.moments", "memory.routed",
-    "memory.static", "memory.widths", "offload", "operators", "optimizers", "power", "products", "sharded",
-    "state_space",
+    "intensity", "kernels", "linear_attention", "memory.allocator", "memory.bound", "memory.moments",
+    "memory.quantized", "memory.routed", "memory.static", "memory.terms", "memory.widths", "offload", "operators",
+    "optimizers", "power", "products", "sharded", "state_space",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

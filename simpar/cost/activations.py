@@ -66,6 +66,11 @@ def block_activations(
     return result
 
 
+def reads_narrow(op: Operator, precision: str) -> bool:
+    """Whether a product reads its operands in fewer than 16 bits; the output projection does not."""
+    return op.name != "lm_head" and PRECISIONS[op.computes_in(precision)].is_cast
+
+
 def activation_bytes(numerics: DecidedNumerics) -> float:
     """Bytes of an activation element: 8-bit and 4-bit products hand each other bf16."""
     return numerics.products.handed_bytes
@@ -184,7 +189,7 @@ class _Sizes:
 
     def _is_cast(self, op: Operator) -> bool:
         """Whether a product reads its input in less than 16 bits."""
-        return op.name != "lm_head" and PRECISIONS[op.computes_in(self.precision)].is_cast
+        return reads_narrow(op, self.precision)
 
     def _own(self, op: Operator, what: str) -> Numbers:
         """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""

@@ -209,13 +209,13 @@ def is_frozen(op: Operator) -> bool:
 def transpose_time_s(op: Operator, sizes: Sizes) -> Numbers:
     """Seconds to transpose frozen 8-bit weights for the gradient of inputs.
 
-    On devices without block scales in hardware, 8-bit products read operands in one layout only, and recipes keep no
+    Most devices read operands of 8-bit products in one layout only (``any_8_bit_layout``), and recipes keep no
     transposed copy of frozen weights [NVIDIA Megatron-Bridge, disable_parameter_transpose_cache of the adapter
     presets].
     """
     kernels = sizes.kernels
     mine = [weight for weight in op.weights if _in_eight_bits(weight, kernels)]
-    if not mine or "fp4" in kernels.device.peak_flop_per_s:
+    if not mine or kernels.device.any_8_bit_layout:
         return 0.0
     return kernels.memory_time_s(sum(evaluate(w.size, sizes.dims) for w in mine) * 2.0 * DTYPE_BYTES["fp8"])
 
@@ -227,9 +227,11 @@ def _in_eight_bits(weight: Weight, kernels: KernelModel) -> bool:
 
 
 def widen_time_s(op: Operator, sizes: Sizes) -> Numbers:
-    """Seconds to widen, or narrow, weights before a product that are not stored as it reads them."""
+    """Seconds to widen, or narrow, weights before a product that are not stored as it reads them, nor gathered so."""
     width = sizes.kernels.activation_bytes
     packed = [w for w in op.weights if w.stored_bytes not in (None, width) and not _in_eight_bits(w, sizes.kernels)]
+    if sizes.stack.numerics.gathers_narrow:
+        packed = [w for w in packed if (w.stored_bytes or 0.0) < width]
     widened = (evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + width) for w in packed)
     return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
 

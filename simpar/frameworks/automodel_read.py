@@ -297,7 +297,8 @@ def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
         stages = -(-layers // each)
         up = given.get(f"{section}.round_virtual_stages_to_pp_multiple") == "up"
         chunks = max(1, -(-stages // pp) if up else stages // pp)
-    return {"schedule": schedule, "vpp": chunks, "micro_batch": micro}
+    local = given.whole("step_scheduler.local_batch_size") or 1  # of one run of the schedule
+    return {"schedule": schedule, "vpp": chunks, "micro_batch": micro, "kept_outputs": max(1, local // micro)}
 
 
 def _is_automodel(word: str) -> bool:

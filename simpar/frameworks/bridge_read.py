@@ -18,7 +18,7 @@ from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
 from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
-from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
+from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
 from simpar.frameworks.megatron_model import predictions_changed, predictions_in
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
@@ -55,8 +55,10 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "with_fp8_subchannel_scaling_mixed": ("e4m3", "blockwise"), "with_nvfp4_mixed": ("e2m1", "nvfp4"),
 }  # fmt: skip
 """8- and 4-bit formats and recipes, by the part of a precision's name after bf16_ or fp16_."""
-GATHERED = ("delayed", "tensorwise", "mxfp8")
-"""Recipes of 8 bits whose precisions keep and gather weights in 8 bits in Bridge (``training/mixed_precision.py``)."""
+GATHERED = ("delayed", "tensorwise", "mxfp8", "nvfp4")
+"""Recipes whose precisions keep weights in their bits in Bridge (``training/mixed_precision.py``)."""
+SENT_NARROW = ("delayed", "tensorwise", "nvfp4")
+"""Those of them that gather weights in these bits: MXFP8 is cast behind the gather."""
 PERFORMANCE = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
     "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
@@ -186,6 +188,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     if ranks and int(ranks[1]) % replica == 0:
         adapters["dp"] = int(ranks[1]) // replica
     plan = imported.plan.with_values(**adapters, **_allocator(config)).model_copy(update={"stack": STACK})
+    plan = with_weights(plan, STACK)
     if untold and "seq_len" not in (plan.training or {}):  # in a file that is not here
         seq_len = next((size for family, size in SEQ_LENS.items() if named.startswith(family)), SEQ_LEN)
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
@@ -259,14 +262,12 @@ def _unsure(given: ConfigReader) -> Iterator[str]:
 
 
 def _of_8_bits(given: ConfigReader, config: ConfigCall, values: Mapping[str, list[str]]) -> Iterator[str]:
-    """A note on what the named precisions of 8 bits of Bridge do that a plan does not say."""
-    recipe, made = "".join(values.get("--fp8-recipe", [])), config.fields.get("mixed_precision")
-    if made is not None and recipe in GATHERED and _name_of_precision(given, made):
-        ends = " and runs the first and the last layers in 16" if recipe == "tensorwise" else ""
-        yield (
-            f"Bridge's precision keeps and gathers weights in 8 bits{ends}: predicted with 2 bytes a weight and all "
-            "layers in 8 bits."
-        )
+    """Notes on what the named precisions of Bridge do that a plan does not say."""
+    recipe, made = "".join(values.get("--fp8-recipe", [])), _precision_in(config)
+    if recipe in SENT_NARROW and GATHERS["--fp8-format"] in values:
+        yield "Bridge gathers weights in 8 bits: timed with 2 bytes a weight."
+    if made is not None and recipe == "tensorwise" and _name_of_precision(given, made):
+        yield "Bridge's precision runs the first and the last layers in 16: predicted with all layers in 8 bits."
 
 
 def _allocator(config: ConfigCall) -> dict[str, Any]:
@@ -353,9 +354,7 @@ def _is_sharded(config: ConfigCall) -> bool:
 
 def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[str]]]:
     """Arguments from the precision object: fields that its function sets, and fields that were set later."""
-    trainer = config.fields.get("trainer")
-    made = trainer.fields.get("plugins") if isinstance(trainer, ConfigCall) else None
-    name = _name_of_precision(given, made or config.fields.get("mixed_precision"))
+    name = _name_of_precision(given, _precision_in(config))
     sets = _set_by(name, given.source) if name else {}
 
     def value(field: str) -> Any:
@@ -366,9 +365,20 @@ def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, l
         if form := value(bits):
             yield f"--{bits}-format", [str(form)]
             yield f"--{bits}-recipe", [str(value(f"{bits}_recipe") or recipe)]
+            said = (value(f"{bits}_{name}") for name in ("param_gather", "param", "params"))
+            if next((each for each in said if each is not None), False) is True:
+                yield GATHERS[f"--{bits}-format"], []
+                given.get("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
     said = (value("grad_reduce_in_fp32"), given.get("ddp.grad_reduce_in_fp32"))  # the first overrides the second
     if next((each for each in said if each is not None), None) is False:
         yield "--grad-reduce-in-bf16", []
+
+
+def _precision_in(config: ConfigCall) -> Any:
+    """The precision object: a plugin of NeMo's trainer, or a field of Bridge's config."""
+    trainer = config.fields.get("trainer")
+    plugins = trainer.fields.get("plugins") if isinstance(trainer, ConfigCall) else None
+    return plugins or config.fields.get("mixed_precision")
 
 
 def _name_of_precision(given: ConfigReader, made: Any) -> str | None:
@@ -405,7 +415,7 @@ def _set_by(name: str, source: str) -> Mapping[str, Any]:
     result: dict[str, Any] = {half: True, "grad_reduce_in_fp32": REDUCES_IN_FP32[half]}
     if form := PRECISIONS[rest]:
         bits = "fp4" if form[1] == "nvfp4" else "fp8"
-        result |= {bits: form[0], f"{bits}_recipe": form[1]}
+        result |= {bits: form[0], f"{bits}_recipe": form[1], f"{bits}_param_gather": form[1] in GATHERED}
     return result
 
 

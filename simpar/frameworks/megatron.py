@@ -28,6 +28,8 @@ from simpar.frameworks.megatron_execution import (
     graph_options,
     kernel_losses,
     sum_options,
+    weight_losses,
+    weight_options,
 )
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.subject import Loss, Subject
@@ -63,6 +65,7 @@ def further_losses(s: Subject) -> Iterator[Loss]:
     yield from attention_losses(s, has_sinks=has_sinks(s))
     yield from kernel_losses(s)
     yield from cache_losses(s)
+    yield from weight_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -334,7 +337,7 @@ def _numerics(s: Subject) -> Options:
         result["--fp16"] = FLAG
     if numerics.precision in FP8_RECIPES:
         form, recipe = FP8_RECIPES[numerics.precision]
-        result |= {"--fp8-format": form, "--fp8-recipe": recipe}
+        result |= {"--fp8-format": form, "--fp8-recipe": recipe} | weight_options(s)
     if numerics.precision != "fp32":
         low = numerics.grad_dtype == "bf16"
         result["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
@@ -408,6 +411,7 @@ MEGATRON = Target(
         "fused_kernels",
         "fused_permutation",
         "graphs",
+        "quantized_weights",
         "segments",
     ),
     numerics=NUMERICS,

@@ -23,6 +23,8 @@ PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
 }  # fmt: skip
+GATHERED = ("fp8", "mxfp8")
+"""Those of 8 bits whose precisions keep weights in 8 bits, unless told otherwise."""
 BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k2")
 """Families of mixtures that Megatron-Bridge builds from the hub's config, so that their options are not written."""
 OWN_CODE = {"kimi-k2": "moonshotai/Kimi-K2-Instruct"}
@@ -140,11 +142,14 @@ def _fixed(s: Subject) -> Options:
     }
     if s.plan.numerics.precision in PRECISIONS:
         result["mixed_precision"] = PRECISIONS[s.plan.numerics.precision]
+        kind = s.plan.execution.quantized_weights
+        if kind and s.plan.numerics.products.is_cast and (kind == "stored") != (s.plan.numerics.precision in GATHERED):
+            result["mixed_precision.fp8_param_gather"] = kind == "stored"
     return result
 
 
 def _sorted(options: Options) -> Options:
-    order = ["model", *CLASSES]
+    order = ["model", *CLASSES, "mixed_precision"]
     return dict(sorted(options.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99))
 
 
@@ -171,7 +176,10 @@ def _module(s: Subject, given: Options) -> str:
     provider = provider_of(s)
     precision = given.get("mixed_precision")
     reduces = given["ddp.grad_reduce_in_fp32"]
-    changed = precision and reduces != REDUCES_IN_FP32[precision.partition("_")[0]]
+    told = {key.partition(".")[2]: value for key, value in given.items() if key.startswith("mixed_precision.")}
+    if precision and reduces != REDUCES_IN_FP32[precision.partition("_")[0]]:
+        told["grad_reduce_in_fp32"] = reduces
+    changed = bool(precision and told)
     lines = [
         *comment(s),
         *(["from dataclasses import replace", ""] if changed else []),
@@ -189,7 +197,7 @@ def _module(s: Subject, given: Options) -> str:
         '    """The plan."""',
         "    return ConfigContainer(",
     ]
-    sections = [(key, value) for key, value in given.items() if "." in key]
+    sections = [(key, value) for key, value in given.items() if "." in key and _of(key) != "mixed_precision"]
     if is_by_name(s):
         trusted = ", trust_remote_code=True" if s.graph.name in OWN_CODE else ""
         source = f"AutoBridge.from_hf_pretrained({RELEASED[s.graph.name]!r}{trusted})"
@@ -207,7 +215,8 @@ def _module(s: Subject, given: Options) -> str:
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
-        value = f"replace({name}, grad_reduce_in_fp32={reduces})" if changed else repr(precision)
+        fields = ", ".join(f"{field}={value}" for field, value in told.items())
+        value = f"replace({name}, {fields})" if changed else repr(precision)
         lines.append(f"        mixed_precision={value},")
     return "\n".join([*lines, "    )"]) + "\n"
 
@@ -251,6 +260,7 @@ MEGATRON_BRIDGE = Target(
         "expandable_segments",
         "gradient_accumulation_fusion",
         "graphs",
+        "quantized_weights",
         "segments",
     ),
     numerics=megatron.NUMERICS,

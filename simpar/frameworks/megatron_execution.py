@@ -9,6 +9,7 @@ from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options
 from simpar.plan.choices.execution import split_parts
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import load_stack
 
 BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_router"}
@@ -23,6 +24,10 @@ FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
 SUMS_APART = "--no-gradient-accumulation-fusion"
 SOFTMAX_APART = "--no-masked-softmax-fusion"
+GATHERS = {"--fp8-format": "--fp8-param-gather", "--fp4-format": "--fp4-param-gather"}
+"""Arguments by which parameters are kept and gathered in the bits of products, by those of the products."""
+IN_GRADIENTS = "--reuse-grad-buf-for-mxfp8-param-ag"
+"""MXFP8 parameters are gathered through the buffer of gradients whatever it says (``param_and_grad_buffer.py``)."""
 EMPTIES = "--empty-unused-memory-level"
 """1: the cache is emptied behind the last backward of a step; 2: behind the update, too, where little is left of it."""
 
@@ -41,6 +46,23 @@ def sum_options(s: Subject) -> Options:
 def cache_options(s: Subject) -> Options:
     """The argument of a cache that is emptied."""
     return {} if s.plan.execution.empty_cache_steps is None else {EMPTIES: 1}
+
+
+def weight_losses(s: Subject) -> Iterator[Loss]:
+    """Weights of 8- and 4-bit products that Megatron-LM holds in another way."""
+    kind = s.plan.execution.quantized_weights
+    if not s.plan.numerics.products.is_cast:
+        return
+    if kind == "none":
+        yield Loss("quantized_weights", kind, "Transformer Engine caches casts between microbatches")
+    if kind == "stored" and s.plan.data_parallel.zero == 0:
+        yield Loss("quantized_weights", kind, "parameters in 8 bits need a distributed optimizer: zero 1")
+
+
+def weight_options(s: Subject) -> Options:
+    """The argument of parameters in the bits of products."""
+    stores = s.plan.execution.quantized_weights == "stored" and s.plan.numerics.products.is_cast
+    return {GATHERS["--fp8-format"]: None} if stores else {}
 
 
 def kernel_losses(s: Subject) -> Iterator[Loss]:
@@ -106,8 +128,11 @@ def with_loss(plan: Plan, given: Arguments) -> Plan:
     return plan if is_fused and kernel == "te" else plan.with_values(fused_kernels=UNFUSED_LOSS)
 
 
-def loss_notes(given: Arguments) -> Iterator[str]:
-    """What is not told apart of a loss that is fused by Megatron-LM's own kernel."""
+def execution_notes(given: Arguments) -> Iterator[str]:
+    """What is not told apart of a loss that is fused by Megatron-LM's own kernel, and of gathers in few bits."""
+    narrow = next((each for form, each in GATHERS.items() if form in given.values and each in given.values), None)
+    if narrow and given.text("--fp8-recipe") != "mxfp8" and not given.has("--use-torch-fsdp2"):
+        yield f"{given.name(narrow)}: gathers of parameters are timed with 2 bytes each."
     if given.has(LOSS_FUSION) and given.text(LOSS_KERNEL) != "te":
         yield (
             f"{given.name(LOSS_FUSION)}: Megatron-LM's own kernel keeps its softmax in fp32 as the unfused loss does "
@@ -115,9 +140,31 @@ def loss_notes(given: Arguments) -> Iterator[str]:
         )
 
 
+def _weights(given: Arguments) -> dict[str, Any]:
+    """How weights of 8- and 4-bit products are held; by default the stack's modules cache them."""
+    asked = [form for form, gathers in GATHERS.items() if given.has(gathers)]  # without that format they mean nothing
+    forms = [form for form in GATHERS if form in given.values]
+    if not forms:
+        return {}
+    if given.has("--use-torch-fsdp2"):  # whose modules cache nothing, and which turns the argument off
+        given.used.add(IN_GRADIENTS)
+        return {"quantized_weights": "none"}
+    if forms[0] not in asked:
+        return {}
+    given.used.add(IN_GRADIENTS)
+    return {"quantized_weights": "stored"}
+
+
+def with_weights(plan: Plan, stack: str) -> Plan:
+    """The plan of Megatron-Core's modules, which cache casts of weights, under a stack that may hold them otherwise."""
+    kind = plan.execution.quantized_weights or "cached"
+    is_usual = kind == load_stack(stack).memory.weights_in(plan.numerics.precision)
+    return plan.with_values(quantized_weights=None if is_usual or not plan.numerics.products.is_cast else kind)
+
+
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
-    result: dict[str, Any] = {}
+    result = _weights(given)
     if given.text(EMPTIES) not in (None, "0"):
         result["empty_cache_steps"] = 1
     if given.has(SUMS_APART) and not given.has("--use-megatron-fsdp"):  # which asks for it

@@ -28,7 +28,7 @@ from simpar.frameworks.megatron_arguments import (
     renamed,
     starts_megatron,
 )
-from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
+from simpar.frameworks.megatron_execution import execution_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
 from simpar.frameworks.megatron_model import (
@@ -99,7 +99,7 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
     """As :func:`plan_of`, with what Megatron-LM does where nothing is said. Raises UserError."""
     result = plan_of(given, model)
     mesh = result.plan.mesh
-    result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *loss_notes(given)))
+    result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *execution_notes(given)))
     if given.text("--moe-token-dispatcher-type") == "alltoall" and not given.has("--moe-permute-fusion"):
         result = replace(result, plan=result.plan.with_values(fused_permutation=False))
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:

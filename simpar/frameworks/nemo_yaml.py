@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import of_mapping
+from simpar.frameworks.megatron_execution import with_weights
 from simpar.frameworks.megatron_read import IN_FP32, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import (
@@ -132,7 +133,7 @@ def read(text: str, name: str) -> Imported:
             why = "model.megatron_amp_O2 is not said; without it parameters stay in fp32"
             assumed = (Assumed("parameter_dtype", "bf16", why, ("fp32",)),)
     plan = result.plan.with_values(**{key: value for key, value in changes.items() if value is not None})
-    plan = plan.model_copy(update={"stack": "nemo"})
+    plan = with_weights(plan.model_copy(update={"stack": "nemo"}), "nemo")
     for switch, gated in GATES.items():
         if not given.get(switch):  # what they say has no effect then
             given.used |= {word for word in given.values_ if word.startswith(gated)}
@@ -251,9 +252,11 @@ def _nemo_numerics(given: ConfigReader) -> dict[str, Any]:
     if word not in NEMO_PRECISIONS:
         raise UserError(f"{given.source}: trainer.precision = {word}: allowed: {', '.join(NEMO_PRECISIONS)}")
     result: dict[str, Any] = {half: True for half in [NEMO_PRECISIONS[word]] if half}
+    stores = given.get("model.fp8_params") is True
     if given.get("model.fp8"):
         e4m3 = given.get("model.fp8_e4m3") and not given.get("model.fp8_hybrid")
         result["fp8_format"] = "e4m3" if e4m3 else "hybrid"
+        result["fp8_param_gather"] = stores
     return result
 
 
@@ -337,7 +340,6 @@ NEMO_WORDS = MEGATRON_WORDS.under("model") | WordTable(
         "model.optim.dtype": "the dtype of the optimizer's states: memory",
         "model.optim.store_params*": "how the optimizer keeps 32-bit parameters: memory",
         "model.ub_tp_comm_overlap_cfg*": "how tensor parallelism overlaps: time",
-        "model.fp8_params": "weights in 8 bits: memory",
         "model.cpu_offloading": "activations leave the device: memory and time",
         "model.fsdp_sharding_strategy": "how FSDP shards: memory and communication",
         "model.fsdp_grad_reduce_dtype": "the dtype in which FSDP reduces gradients: communication",

@@ -17,7 +17,7 @@ from simpar.frameworks import primus_bridge, primus_maxtext
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.maxtext_read import READER as OF_MAXTEXT
 from simpar.frameworks.megatron_arguments import SIZES, Arguments, of_mapping, with_layers
-from simpar.frameworks.megatron_execution import loss_notes, with_loss
+from simpar.frameworks.megatron_execution import execution_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
 from simpar.frameworks.primus_presets import preset_of
@@ -101,7 +101,7 @@ def read(text: str, name: str) -> Imported:
     given, model, own = _with_model(asked, said, name)
     result = plan_of(with_layers(given, model), model)
     result = replace(result, plan=with_loss(result.plan, given))
-    asks, notes = dict(result.asks), [*result.notes, *loss_notes(given)]
+    asks, notes = dict(result.asks), [*result.notes, *execution_notes(given)]
     is_stated = bool(result.config or result.plan.model)
     if not is_stated:
         asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model."

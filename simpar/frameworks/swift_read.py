@@ -13,7 +13,7 @@ from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
 from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.megatron_arguments import Arguments, flags_of, renamed, with_layers
-from simpar.frameworks.megatron_execution import loss_notes, with_loss
+from simpar.frameworks.megatron_execution import execution_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
 from simpar.frameworks.overrides import command_of, is_config, load_beside, mapping
@@ -91,7 +91,7 @@ def read(text: str, name: str) -> Imported:
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)
     result = replace(result, plan=with_loss(result.plan, given))
-    notes = [*(note for note in result.notes if note != result.asks.get("model")), *loss_notes(given)]
+    notes = [*(note for note in result.notes if note != result.asks.get("model")), *execution_notes(given)]
     asks = dict(result.asks)
     if model is None:
         asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model." if asked else "Give --model."

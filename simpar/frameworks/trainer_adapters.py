@@ -75,10 +75,6 @@ WHAT = (
     "transformers 5 keeps a layer's experts in one parameter, to which PEFT adds whole products of adapters (W + BA of "
     "all experts, dense gradients), timed here as products beside every expert: memory and time"
 )
-WIDE = "frozen weights in fp32 shards"
-WHAT_IS_WIDE = (
-    "FSDP keeps shards of frozen weights in fp32 and gathers them in 16 bits, of which shards are told: memory"
-)
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Projections in the parameters of experts."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -23,7 +23,6 @@ from simpar.frameworks.trainer_adapters import (
     TARGETS,
     USUAL_DROPOUT,
     USUAL_TARGETS,
-    WIDE,
     WORD,
     adapts_experts,
     assume_qlora,
@@ -152,11 +151,8 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     values |= _states(given, habits, values, sharding)
     if values["precision"] != "fp32":
         given.on("tf32")  # of products in fp32
-    narrows = sharding.is_deepspeed or sharding.shards_parameters  # and gathers in the precision of products
-    kept_wide = values.get("frozen_dtype") == "fp32" and sharding.shards_parameters and not sharding.is_deepspeed
-    of_states = {WIDE: True} if kept_wide and values["precision"] != "fp32" else {}
-    if values.get("frozen_dtype") == "fp32" and (narrows or values["precision"] == "fp32"):
-        values["frozen_dtype"] = "bf16"
+    if values.get("frozen_dtype") == "fp32" and (sharding.is_deepspeed or values["precision"] == "fp32"):
+        values["frozen_dtype"] = "bf16"  # that of products, in which DeepSpeed's parameters are
     if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
@@ -171,7 +167,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     shard_ranks, of_nodes = values.pop(SHARD_RANKS, None), bool(values.pop(OF_NODES, False))
     return Imported(
         plan_said(values),
-        given.words() + sharding.words + ReadWords((), of_states | ({WORD: True} if of_experts else {})),
+        given.words() + sharding.words + ReadWords((), {WORD: True} if of_experts else {}),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},
@@ -487,6 +483,6 @@ def _assumed_adapters(given: TrainerArguments, values: Mapping[str, Any], shardi
         yield Assumed("lora_targets", values["lora_targets"], "the script's own; PEFT's of most families",
                       (Tuning().lora_targets,))  # fmt: skip
     is_low = values["precision"] in ("bf16", "fp16") and values["frozen_dtype"] == "bf16"
-    if is_low and given.one(*DTYPE) is None and not (sharding.is_deepspeed or sharding.shards_parameters):
+    if is_low and given.one(*DTYPE) is None and not sharding.is_deepspeed:
         why = "the script says in which dtype weights are loaded; transformers 5 takes the checkpoint's, earlier fp32"
         yield Assumed("frozen_dtype", "bf16", why, ("fp32",))

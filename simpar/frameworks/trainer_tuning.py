@@ -34,9 +34,8 @@ def adapter_losses(s: Subject, *, says_dtype: bool = False) -> Iterator[Loss]:
     if stored == "fp8" or (stored == "int8" and sharded):
         has = "4 bits of bitsandbytes under FSDP, which shards no whole numbers" if sharded else "4 or 8 bits"
         yield Loss("frozen_dtype", stored, f"frozen weights have the dtype of products, or {has}")
-    if stored == "fp32" != precision and (sharded or not says_dtype):
-        why = "FSDP gathers them in" if sharded else "frozen weights are loaded in"
-        yield Loss("frozen_dtype", stored, f"{why} the precision of products")
+    if stored == "fp32" != precision and not says_dtype:
+        yield Loss("frozen_dtype", stored, "frozen weights are loaded in the precision of products")
     if s.graph.is_mixture and not set(tuning.lora_targets) <= set(ATTENTION):
         why = "experts of a layer are one parameter in transformers, beside which no list of modules puts adapters"
         yield Loss("lora_targets", ", ".join(tuning.lora_targets), why)

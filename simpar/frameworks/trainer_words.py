@@ -2,7 +2,7 @@
 
 from simpar.frameworks.accelerate_read import ON_PROCESSORS
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
-from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WHAT_IS_WIDE, WIDE, WORD
+from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
 from simpar.frameworks.words import WordTable
 
 FAST = "kernels and fused operators: time and memory"
@@ -111,7 +111,6 @@ WORDS = ACCELERATE | WordTable(
         "lora_target": "adapters of other matrices than a layer's projections: memory",
         **dict.fromkeys(PARAMETERS, "adapters of other matrices than a layer's projections: memory"),
         WORD: WHAT,
-        WIDE: WHAT_IS_WIDE,
         "lora_*_kernel": FAST,
         "use_unsloth": FAST,
         "use_kernels": FAST,

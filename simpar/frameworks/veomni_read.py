@@ -17,7 +17,7 @@ from simpar.frameworks.overrides import reader_of as values_in
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigReader, flat, nest_names
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.trainer_adapters import PROJECTIONS, WHAT_IS_WIDE, WIDE
+from simpar.frameworks.trainer_adapters import PROJECTIONS
 from simpar.frameworks.trainer_read import low_states
 from simpar.frameworks.trainer_words import VISION
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
@@ -92,13 +92,13 @@ def read(text: str, name: str) -> Imported:
         **_copies(axes, kind),
     }
     adapters = _adapters(given)
-    is_wide = bool(adapters) and values["parameter_dtype"] is None and kind == "fsdp"
-    of_states = ReadWords((), {WIDE: True} if is_wide else {})
+    if adapters and values["parameter_dtype"] is None and values["precision"] != "fp32":
+        adapters["frozen_dtype"] = "fp32"  # as all parameters are
     ask = "" if model else f"{named or 'The model'} is no shipped model and no local folder: give --model."
     words = given.words()
     notes = tuple(filter(None, (ask, *given.misspelt(WORDS))))
     return Imported(
-        plan_said({**values, **adapters}), _spelt(words, data) + of_states, notes,
+        plan_said({**values, **adapters}), _spelt(words, data), notes,
         per_replica=None if batch else micro,
         asks={"model": ask} if ask else {}, assumed=assumed, expert_balance="tuned" if _is_tuned(given) else "loss",
     )  # fmt: skip
@@ -283,7 +283,6 @@ WORDS = WordTable(
     deciding={
         "model.model_config*": "sizes of the model: memory and time",
         "data.mm_configs*": VISION,
-        WIDE: WHAT_IS_WIDE,
         **dict.fromkeys(("model.encoders*", "model.decoders*", "model.foundation*"), VISION),
         "model.ops_implementation.moe_implementation": "kernels of experts: time",
         "model.ops_implementation.*": "kernels and fused operators: time and memory",

@@ -37,7 +37,16 @@ class Power(Strict):
         return self
 
 
-class Device(Strict):
+class MatrixUnits(Strict):
+    """What matrix units read.
+
+    ``any_8_bit_layout``: products of 8 bits with one scale a tensor read operands by columns, too, others by rows.
+    """
+
+    any_8_bit_layout: bool = False
+
+
+class Device(MatrixUnits):
     """One accelerator (or CPU) as its datasheet and measurements describe it.
 
     ``peak_flop_per_s`` are dense rates by dtype; ``memory_bytes`` is what programs get to see (``total_memory``

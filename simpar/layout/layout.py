@@ -176,14 +176,17 @@ def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
     """The stack under a layout, as it chose to execute a step.
 
     FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum. GEMMs still accumulate where the
-    stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
+    stack reduces by runs, and where dp and cp are 1, so that nothing is reduced. And it gathers frozen weights in the
+    dtype of products, which need not narrow them.
     """
     stack = apply_execution_choices(stack, layout)
+    update: dict[str, bool] = {}
+    if layout.kind == "fsdp" and layout.frozen_dtype == "fp32":
+        update["gathers_narrow"] = True
     sums = layout.width == 1 or stack.overlap.reduce_runs
-    if layout.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
-        return stack
-    numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
-    return stack.model_copy(update={"numerics": numerics})
+    if layout.kind == "fsdp" and stack.numerics.gradient_accumulation_fusion and not sums:
+        update["gradient_accumulation_fusion"] = False
+    return stack.model_copy(update={"numerics": stack.numerics.model_copy(update=update)}) if update else stack
 
 
 _DERIVED = ("record", "mirrored", "stages", "encoder_layers", "encoder_costs")

@@ -30,7 +30,6 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.checkpoint import account_of_checkpoint
-from simpar.preflight.copies import of_copies
 from simpar.preflight.devices import cluster_of, contradicted
 from simpar.preflight.environment import account_of, account_of_words
 from simpar.preflight.flags import Patched, make_patch
@@ -267,8 +266,6 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
-    note, copies = of_copies(result, problem.stack.name, given.found.words.unread)
-    account, notes = account + copies, [*notes, *filter(None, (note,))]
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:

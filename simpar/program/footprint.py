@@ -9,7 +9,7 @@ import numpy as np
 from simpar.cost.memory.allocator import Reservation, memory_risk, most_moving_bytes, overhead_bytes, reserve
 from simpar.cost.memory.bound import flights
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import StaticMemory
+from simpar.cost.memory.terms import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster

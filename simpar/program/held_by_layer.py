@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simpar.cost.memory.static import HeldBlocks, StaticMemory, Term, held_memory
+from simpar.cost.memory.static import held_memory
+from simpar.cost.memory.terms import HeldBlocks, StaticMemory, Term
 from simpar.program.emission.emit import model_layer
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
@@ -113,9 +114,9 @@ def _terms_alone(builder: ActionBuilder, piece: StageBlock) -> dict[tuple[str, s
         return {}
     job = builder.job
     first, last = (int(piece.block is end) for end in (job.graph.embedding, job.graph.head))
-    held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks)
-    dims, habits = builder.view.tensor, (job.layout, job.stack)
-    terms = held_memory(job.graph, held, dims, *habits, accumulates=job.accumulates).terms
+    microbatches = job.layout.num_microbatches(job.training.global_batch)
+    held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks, microbatches)
+    terms = held_memory(job.graph, held, builder.view.tensor, job.layout, job.stack, job.kernels.device).terms
     return {_key(term): float(np.sum(term.size_bytes)) for term in terms}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
+from simpar.cost.memory.terms import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.program.footprint import Footprint
 from simpar.program.held_by_layer import WEIGHTS, activations_by_layer, weights_by_layer
 from simpar.program.ir.program import MEMORY_CATEGORIES

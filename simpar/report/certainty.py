@@ -62,6 +62,7 @@ class StepParts:
 def traits_of(job: TrainingJob, cluster: Cluster, device: str) -> Traits:
     """The traits of a job that decide how well its predictions are known, on one of its kinds of devices."""
     layout, mixture = job.layout, job.graph.is_mixture
+    sends_copies = layout.token_dispatch == "per_expert" and int(layout.ep) * int(layout.etp or 1) > 1
     return Traits(
         stack=job.stack.known_as,
         device=device,
@@ -69,6 +70,7 @@ def traits_of(job: TrainingJob, cluster: Cluster, device: str) -> Traits:
         bits=min(layout.products.bits, 16),
         spread=mixture and int(layout.ep) * int(layout.etp or 1) > cluster.domain_size,
         long=job.training.seq_len > LONG_SEQUENCE,
+        sorted=mixture and job.stack.experts.sorts_on_host and sends_copies and layout.capacity_factor is None,
     )
 
 

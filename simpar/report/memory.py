@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
+from simpar.cost.memory.terms import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.program.footprint import Footprint, HostUse, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.lower import Lowered

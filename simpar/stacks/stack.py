@@ -16,6 +16,7 @@ from simpar.units import GIGA, MS, NS, NS_PER_S, US, Bytes, Count, Flags, Floats
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
+QuantizedWeights = Literal["none", "cached", "stored"]
 
 
 class FusedProducts(Strict):
@@ -247,7 +248,8 @@ class StackNumerics(Strict):
     weight-gradient product does, in separate kernels; else both are written at once. Where they have one scale per
     tensor, ``tensor_cast`` is what a product does to both of its operands each time it reads them; without it the
     kernel that writes an operand casts it, except for gradients, which have passes of their own. ``update`` says how
-    the optimizer runs.
+    the optimizer runs. With ``gathers_narrow`` weights that are stored wider than products read them arrive narrow, as
+    FSDP gathers them.
     """
 
     grad_dtype: Dtype = "fp32"
@@ -258,6 +260,7 @@ class StackNumerics(Strict):
     gradient_accumulation_fusion: bool = True
     sum_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     casts_apart: bool = False
+    gathers_narrow: bool = False
     tensor_cast: TensorCast | None = None
     update: UpdateHabits = UpdateHabits()
 
@@ -321,7 +324,8 @@ class LossHabits(Strict):
     ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With more than one of
     ``loss_chunks`` the tokens take output projection, loss and its backward in turn, piece by piece: the logits of one
     exist at a time, and none are saved; ``loss_again``: the pieces take all losses first, and the projection once more
-    in backward. With ``whole_logits``
+    in backward. In a pipeline ``kept_outputs`` microbatches' outputs of the last stage stay until its schedule has
+    ended, which joins them then (:mod:`simpar.cost.memory.outputs`). With ``whole_logits``
     every tensor-parallel rank gathers all logits for its loss, with ``whole_vocabulary`` it has the whole token table,
     too.
     """
@@ -330,6 +334,7 @@ class LossHabits(Strict):
     logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
     loss_chunks: int = Field(1, ge=1)
     loss_again: bool = False
+    kept_outputs: int = Field(0, ge=0)
     whole_logits: bool = False
     whole_vocabulary: bool = False
 
@@ -366,9 +371,11 @@ class MemoryHabits(RecomputeHabits):
     stream each under sequence parallelism, ``bucket_bytes`` per parameter for gradient buckets apart from the
     gradients, ``gather_copies`` (flat copies made to gather sharded parameters after the update stay until the next
     pass), ``cast_weights`` (parameters that are stored wider than a product reads them are cast once a step, and the
-    copies stay through all passes; fully sharded ones are gathered in the narrow dtype), and ``transformer_engine``
+    copies stay through all passes; fully sharded ones are gathered in the narrow dtype), ``transformer_engine``
     (empty weight gradients of its products, one of each shape, stay for the run, see
-    :func:`simpar.cost.memory.static.placeholder_bytes`; its 8-bit products keep cast inputs).
+    :func:`simpar.cost.memory.static.placeholder_bytes`; its 8-bit products keep cast inputs), and
+    ``quantized_weights`` (of 8- and 4-bit products, by precision and for all "others": "none", "cached" or "stored",
+    see :mod:`simpar.cost.memory.quantized`).
     """
 
     pins_packed_qkv: bool = False
@@ -381,7 +388,12 @@ class MemoryHabits(RecomputeHabits):
     gather_copies: bool = False
     cast_weights: bool = False
     transformer_engine: bool = False
+    quantized_weights: dict[str, QuantizedWeights] = Field(default_factory=dict)
     allocator: AllocatorHabits = AllocatorHabits()
+
+    def weights_in(self, precision: str) -> QuantizedWeights:
+        """How weights of products in a precision of 8 or 4 bits are held."""
+        return self.quantized_weights.get(precision, self.quantized_weights.get("others", "none"))
 
 
 class Described(Strict):

@@ -74,6 +74,7 @@ class StepTimeError:
         missing = lacks(support, step_time_s)
         spread = errors.base * exp(sum(value for name, value in errors.lacking.items() if missing[name]))
         spread = max(spread, errors.seen.get(support.traits.stack, {}).get(support.traits.device, 0.0))
+        spread = max(spread, errors.sorted * support.traits.sorted)
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)
 
     def over(self, untold: UntoldTime) -> StepTimeError:

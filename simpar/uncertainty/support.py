@@ -24,7 +24,7 @@ class Traits:
     """The traits that decide how sure a prediction is: names as in the profiles, bits of the widest products.
 
     ``spread`` says that ranks of different scale-up domains exchange tokens for experts, ``long`` that sequences have
-    more than LONG tokens.
+    more than LONG tokens, ``sorted`` that Python sorts routed tokens piece by piece, as fast as the host's cores are.
     """
 
     stack: str
@@ -33,6 +33,7 @@ class Traits:
     bits: int = 16
     spread: bool = False
     long: bool = False
+    sorted: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Support:
                 yield f"no measured run of {said}"
             elif self.shared[aspect] == 1 and aspect in ("stack", "device"):
                 yield f"all measured runs of {said} are of one model family from one source"
+        if traits.sorted:
+            yield "Python sorts routed tokens, and hardly a measured run tells how fast hosts do: no kernel is fused"
         if 0 < self.runs < FEW_RUNS:
             yield f"only {number_of(self.runs, 'measured run')} of stack {traits.stack}"
 

@@ -90,6 +90,8 @@ CASES = {
         "document_loops": [{"document_loops": True}],
         "empty_cache_steps": [{"empty_cache_steps": 1}],
         "gradient_accumulation_fusion": [{"gradient_accumulation_fusion": False}],
+        "kept_outputs": [{"kept_outputs": 2}],
+        "quantized_weights": [{"precision": "fp8", "quantized_weights": "none"}],
         "matrix_layout": [{"optimizer": "muon", "matrix_layout": "duplicated"}, {"matrix_layout": "duplicated"}],
     },
     "offload": {

@@ -9,6 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import pooled
+from calibrate_uncertainty import sorted_spread
 from calibrate_uncertainty_rows import ORDINARY, Run
 
 from simpar.learning.parameters import Name
@@ -61,3 +62,12 @@ def test_ordinary_runs_tell_of_their_own_stacks() -> None:
     assert [pooled.tells(run, overhead("fsdp")) for run in (ordinary, tuned)] == [False, True]
     assert [pooled.tells(run, clock) for run in (ordinary, tuned)] == [False, True]
     assert pooled.tells(ordinary, overhead("deepspeed"))
+
+
+def test_runs_in_which_python_sorts_tokens_say_how_far_such_steps_lie() -> None:
+    """Nine in ten of them lie inside, in units of the ends; others say nothing of it."""
+    ordinary = slower("megatron", "a", 0.3, 1)[0]
+    by_hand = Traits("megatron", "h100-sxm-80gb", mixture=True, sorted=True)
+    runs = [Run(**{**ordinary.__dict__, "traits": by_hand, "error": each}) for each in (-0.3, *[0.2] * 9)]
+    assert sorted_spread([*runs, ordinary], (-1.5, 2.0)) == pytest.approx(0.11)  # 0.1 nine times, and 0.2
+    assert sorted_spread([ordinary], (-1.5, 2.0)) == 0.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
-from simpar.cost.memory.static import ParameterGroup, StaticMemory, parameter_terms
+from simpar.cost.memory.static import parameter_terms
+from simpar.cost.memory.terms import ParameterGroup, StaticMemory
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.action_table import schedule_of

@@ -9,7 +9,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
-from simpar.cost.memory.static import BETWEEN
+from simpar.cost.memory.terms import BETWEEN
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout

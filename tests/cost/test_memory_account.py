@@ -14,7 +14,8 @@ from simpar import files
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, HeldBlocks, flat_shard, held_memory
+from simpar.cost.memory.static import flat_shard, held_memory
+from simpar.cost.memory.terms import ALWAYS, BETWEEN, PASSES, HeldBlocks
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
@@ -40,11 +41,22 @@ KINDS = {"ddp": (0, 1, 2), "fsdp": (2, 3)}
 @pytest.mark.parametrize(("model", "stack"), some(product(MODELS, STACKS), DIAGONAL, tuples=True))
 def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
     """Every term of arrays of layouts is that of every layout alone: padding of shards, tied tables and experts too."""
+    check_arrays(model, stack, "bf16")
+
+
+@pytest.mark.parametrize(("stack", "precision"), [("megatron", "fp8"), ("nemo", "fp8"), ("nemo", "mxfp8")])
+def test_arrays_of_narrow_weights_are_single_plans_to_the_byte(stack: str, precision: str) -> None:
+    """Cached, stored with one scale a tensor, and stored with scales of blocks."""
+    check_arrays("small-mixture", stack, precision)
+
+
+def check_arrays(model: str, stack: str, precision: str) -> None:
+    """Compare arrays of layouts with every layout alone."""
     graph, habits = load_model(model), load_stack(stack)
     eps = (1, 2) if graph.is_mixture else (1,)
     for kind, zeros in KINDS.items():
         plans = [
-            resolve(Plan(tp=tp, dp=dp, pp=pp, ep=ep, zero=zero, kind=kind), habits)
+            resolve(Plan(tp=tp, dp=dp, pp=pp, ep=ep, zero=zero, kind=kind, precision=precision), habits)
             for tp, dp, pp, ep, zero in product((1, 2), (2, 3), (1, 2), eps, zeros)
         ]
         builders = [builder_of(graph, plan, TRAINING, habits) for plan in plans]
@@ -58,7 +70,10 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         blocks = tuple((known[name], count) for name, count in counts.items())
         ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
         dims = dims_of(graph, columns, TRAINING)
-        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, columns, habits, accumulates=True)
+        device = builders[0].job.kernels.device
+        microbatches = np.array([one.num_microbatches(TRAINING.global_batch) for one in each])
+        here = HeldBlocks(blocks, *ends, microbatches=microbatches)
+        many = held_memory(graph, here, dims.tensor, columns, habits, device)
         for category in ("parameters", "gradients", "optimizer_states", "transient", None):
             for alive in (ALWAYS, PASSES, BETWEEN):
                 found = np.broadcast_to(many.bytes_of(category, alive), len(plans))

@@ -14,10 +14,12 @@ from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes, most_moving_bytes, reserve
 from simpar.cost.memory.bound import Flight
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import PASSES, HeldBlocks, ParameterGroup, Term, cast_term, held_memory, parameter_terms
+from simpar.cost.memory.static import cast_term, held_memory, parameter_terms
+from simpar.cost.memory.terms import PASSES, HeldBlocks, ParameterGroup, Term
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import DRIVES, FLAT, PINNED, SUMS, host_memory, host_notes, update_bytes
 from simpar.cost.optimizers import moment_bytes
+from simpar.hardware.device import load_device
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
@@ -355,7 +357,9 @@ def test_narrow_copies_are_of_whole_parameters(zero: int, dp: int, copies: int) 
     end = Block("end", ())
     dims = {"hidden": 1024, "batch": 2, "seq": 512, "heads": 16, "head_dim": 64, "vocab": 1024}
     graph = ModelGraph("by hand", dims, {"layer": attention_block()}, ("layer",), end, end, tied_embeddings=False)
-    held = held_memory(graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of, accumulates=True)
+    held = held_memory(
+        graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of, load_device("h100-sxm-80gb")
+    )
     assert held.bytes_of("parameters", PASSES) == copies * 2 * 3 * 1024**2
 
 

@@ -273,11 +273,9 @@ def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, pre
 @pytest.mark.parametrize(
     ("precision", "said"),
     [
-        (
-            "bf16_with_fp8_current_scaling_mixed()",
-            ["keeps and gathers weights in 8 bits and runs the first and the last"],
-        ),
-        ('get_mixed_precision_config("bf16_with_mxfp8_mixed")', ["keeps and gathers weights in 8 bits: predicted"]),
+        ("bf16_with_fp8_current_scaling_mixed()", ["gathers weights in 8 bits: timed", "runs the first and the last"]),
+        ('get_mixed_precision_config("bf16_with_mxfp8_mixed")', []),
+        ("bf16_with_fp8_delayed_scaling_mixed()", ["gathers weights in 8 bits: timed"]),
         ("bf16_with_fp8_subchannel_scaling_mixed()", []),
         ('MixedPrecisionConfig(bf16=True, fp8="hybrid")', []),
         ("bf16_mixed()", []),

@@ -4,11 +4,14 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks import TARGETS, draft, load_target, read, unsupported
+from simpar.frameworks.megatron_execution import with_weights
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import load_stack
 
 from .conftest import TRAINING, checked, exported
 
 EXPERTS = {"dp": 8, "ep": 8}
+IN_8_BITS = {"precision": "fp8", "zero": 1}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +23,7 @@ EXPERTS = {"dp": 8, "ep": 8}
         ("llama-3-8b", {"attention_kernel": "eager"}, ["--attention-backend unfused"]),
         ("llama-3-8b", {"empty_cache_steps": 1}, ["--empty-unused-memory-level 1"]),
         ("llama-3-8b", {"gradient_accumulation_fusion": False}, ["--no-gradient-accumulation-fusion"]),
+        ("llama-3-8b", {**IN_8_BITS, "quantized_weights": "stored"}, ["--fp8-param-gather"]),
         ("qwen3-30b-a3b", {**EXPERTS, "dispatcher": "all_gather"}, ["--moe-token-dispatcher-type allgather"]),
     ],
 )
@@ -28,7 +32,7 @@ def test_what_is_executed_comes_back(model, values, expected):
     text = exported("megatron", checked(model=model, **values))["command.sh"]
     assert [words for words in expected if words not in text] == []
     back = read(text, "command.sh", "megatron")
-    chosen = {name: value for name, value in values.items() if name not in EXPERTS}
+    chosen = {name: value for name, value in values.items() if name not in {**EXPERTS, **IN_8_BITS}}
     assert {name: getattr(back.plan.execution, name) for name in chosen} == chosen
     assert not any("graph" in option or "rng" in option for option in back.ignored)
 
@@ -46,6 +50,9 @@ def test_what_is_executed_comes_back(model, values, expected):
         ("llama-3-8b", {"attention_kernel": "latent"}, "flash, fused and unfused"),
         ("llama-3-8b", {"loss_chunks": 4}, "knows no setting of this framework"),
         ("llama-3-8b", {"empty_cache_steps": 4}, "in every step"),
+        ("llama-3-8b", {**IN_8_BITS, "quantized_weights": "none"}, "caches casts"),
+        ("llama-3-8b", {**IN_8_BITS, "zero": 0, "quantized_weights": "stored"}, "distributed optimizer"),
+        ("llama-3-8b", {"zero": 1, "quantized_weights": "none"}, None),
     ],
 )
 def test_what_megatron_core_cannot_execute_is_a_loss(model, values, words):
@@ -137,3 +144,35 @@ def test_what_is_lost_of_the_execution_is_as_the_stack_does_it(target, values, a
     written = made.written().files
     told = {"plan.json", "README.md"}  # the plan as it was asked for, and what is lost of it
     assert [file for file, text in written.items() if absent in str(text) and file not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ("--fp8-format hybrid", None),  # as the stack has it: cached
+        ("--fp8-format hybrid --fp8-param-gather --use-distributed-optimizer", "stored"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag", "stored"),
+        ("--fp4-format e2m1 --fp4-param-gather", "stored"),
+        ("--fp8-format hybrid --fp4-param-gather", None),
+        ("--fp8-format hybrid --use-torch-fsdp2 --fp8-param-gather", "none"),
+        ("--fp8-param-gather", None),
+    ],
+)
+def test_how_weights_in_few_bits_are_held(arguments, kind):
+    """Modules of Transformer Engine cache casts, but not under torch's FSDP, which turns 8-bit gathers off."""
+    text = f"pretrain_gpt.py --micro-batch-size 1 --bf16 {arguments}"
+    found = read(text, "run.sh", "megatron")
+    assert found.plan.execution.quantized_weights == kind
+    assert not [word for word in found.ignored if "gather" in word or "reuse" in word]
+    assert any("timed with 2 bytes" in note for note in found.notes) == (kind == "stored" and "mxfp8" not in arguments)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "usual"),
+    [({"precision": "fp8"}, "cached", "stored"), ({"precision": "fp8_blockwise"}, None, "cached"),
+     ({"precision": "fp8", "quantized_weights": "stored"}, None, "stored"), ({"precision": "bf16"}, None, "cached")],
+)  # fmt: skip
+def test_under_a_stack_that_stores_them(told, kind, usual):
+    """A plan of NeMo's says that its modules cache casts; what its stack does by itself is left open."""
+    assert load_stack("nemo").memory.weights_in(told["precision"]) == usual
+    assert with_weights(Plan.model_validate(told), "nemo").execution.quantized_weights == kind

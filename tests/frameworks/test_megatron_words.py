@@ -44,7 +44,7 @@ def test_every_argument_is_sorted(used):
     [
         ("--cpu-offloading-num-layers", "host"),
         ("--no-rope-fusion", "not fused"),
-        ("--fp8-param-gather", "8 bits"),
+        ("--disable-parameter-transpose-cache", "8-bit weights"),
         ("--moe-shared-expert-overlap", "time"),
         ("--experimental-attention-variant", "layers of another kind"),
     ],

@@ -46,8 +46,8 @@ def test_what_a_launcher_would_start_is_read(start):
     found = read(LAUNCHER + start, "train.sh", "megatron")
     plan = found.plan
     assert (plan.mesh.tp, plan.mesh.pp, plan.micro_batch, plan.data_parallel.zero) == (2, 4, 2, 2)
-    assert plan.numerics.precision == "fp8"
-    assert {"--fp8-param-gather", "--mock-data", "--load"} <= set(found.ignored)
+    assert (plan.numerics.precision, plan.execution.quantized_weights) == ("fp8", "stored")
+    assert {"--mock-data", "--load"} <= set(found.ignored)
     assert "--data-path" not in found.ignored
 
 

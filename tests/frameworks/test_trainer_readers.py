@@ -175,7 +175,7 @@ def test_a_script_of_4_bits_has_its_own_habits():
         ("--use_lora --lora_dropout 0 --torch_dtype auto --bf16", "transformers",
          {"attention_kernel", "lora_targets", "lora_rank"}),
         ("--use_lora --bf16 --fsdp full_shard", "transformers",
-         {"attention_kernel", "lora_targets", "lora_rank", "lora_dropout"}),
+         {"attention_kernel", "lora_targets", "lora_rank", "lora_dropout", "frozen_dtype"}),
         ("--lora_rank 8 --finetuning_type lora --stage sft --neat_packing", "llama-factory", {"documents.mean"}),
     ],
 )  # fmt: skip
@@ -194,6 +194,7 @@ def test_adapters_of_llama_factory_are_in_the_dtype_of_the_checkpoint():
     trl = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x --use_peft"
     assert plan(trl, "trl")["frozen_dtype"] == "fp32"
     assert plan(f"{trl} --dtype bfloat16", "trl")["frozen_dtype"] == "bf16"
+    assert plan(f"{trl} --fsdp full_shard", "trl")["frozen_dtype"] == "fp32"  # of shards, which are gathered in 16 bits
 
 
 def test_accelerates_precision_fills_in_a_deepspeed_config(tmp_path):

@@ -51,7 +51,7 @@ def test_what_trainers_do_not_have_is_lost():
     """Each with its field: 8 bits under FSDP, weights in fp32 where no option loads them so, adapters of experts."""
     assert reasons("trl", frozen_dtype="int8") == []
     assert reasons("trl", frozen_dtype="int8", zero=3) == ["frozen_dtype"]
-    assert reasons("trl", frozen_dtype="fp32") == []
+    assert reasons("trl", frozen_dtype="fp32") == reasons("trl", frozen_dtype="fp32", zero=3) == []
     assert reasons("llama-factory", frozen_dtype="fp32") == ["frozen_dtype"]
     assert reasons("trl", "qwen3-30b-a3b") == ["lora_targets"]
     assert reasons("trl", "qwen3-30b-a3b", lora_targets=FIRST) == []

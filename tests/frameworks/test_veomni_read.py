@@ -62,13 +62,13 @@ def test_configs_of_earlier_releases():
     assert load_reader("veomni").words.sort(found.words.used, found.words.unread).is_understood
 
 
-def test_adapters_beside_shards_in_fp32_decide():
-    """``lora_config``; what FSDP keeps of the frozen weights is told by name."""
+def test_adapters_beside_shards_in_fp32():
+    """``lora_config``; FSDP keeps the frozen weights as it keeps all parameters."""
     told = {"model.lora_config.rank": 64, "model.lora_config.lora_modules": ["q_proj", "v_proj"]}
     found = read(yaml.safe_dump(nest_names({**BASE, **told})), "train.yaml", "veomni")
     assert (found.plan.tuning.lora_rank, found.plan.tuning.lora_targets) == (64, ("q_proj", "v_proj"))
-    account = load_reader("veomni").words.sort(found.words.used, found.words.unread)
-    assert list(account.deciding) == ["frozen weights in fp32 shards"]
+    assert (found.plan.tuning.frozen_dtype, found.plan.execution.parameter_dtype) == ("fp32", None)
+    assert load_reader("veomni").words.sort(found.words.used, found.words.unread).is_understood
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import simpar
 from simpar.architectures.encoders import encoded_elements, encoder_layers
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
-from simpar.cost.memory.static import StaticMemory
+from simpar.cost.memory.terms import StaticMemory
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of

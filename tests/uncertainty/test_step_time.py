@@ -30,6 +30,17 @@ def test_no_spread_is_below_that_of_its_own_runs() -> None:
     assert error(mixture, {"megatron": {"h100-sxm-80gb": 0.05}}).spread == pytest.approx(0.04 * exp(0.7))
 
 
+def test_steps_in_which_python_sorts_tokens_spread_as_those_that_were_measured() -> None:
+    """At least so much, whatever else is known; other mixtures do not, and a reason is given."""
+    errors = TimeErrors(base=0.04, lacking={"mixture": 0.7}, sorted=0.2, low=-1.5, high=3.0, layout=0.5)
+    fused, by_hand = (Traits("megatron", "h100-sxm-80gb", mixture=True, sorted=each) for each in (False, True))
+    assert StepTimeError.of(support_of(fused, EVIDENCE), errors).spread == pytest.approx(0.04 * exp(0.7))
+    assert StepTimeError.of(support_of(by_hand, EVIDENCE), errors).spread == 0.2
+    assert any("Python sorts" in each for each in support_of(by_hand, EVIDENCE).missing())
+    assert not any("Python sorts" in each for each in support_of(fused, EVIDENCE).missing())
+    assert 0 < load_error_table().time.sorted < 1
+
+
 def test_steps_below_a_second_spread_more() -> None:
     """By the factor of the table, as a lack of runs does; a step of which no time is given is not short."""
     errors = TimeErrors(base=0.04, lacking={"short": 0.7}, low=-1.5, high=3.0, layout=0.5)

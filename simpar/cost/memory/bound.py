@@ -19,11 +19,12 @@ from simpar.architectures.graph import Block, ModelGraph
 from simpar.architectures.recompute import of_layer
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of, stages_of_rank
-from simpar.cost.memory.static import HeldBlocks
+from simpar.cost.memory.terms import HeldBlocks
 from simpar.cost.memory.widths import (
     defers,
     keeps_parameters,
     kept_gradients,
+    narrows_frozen,
     once_a_step,
     parameter_widths,
     reduces_late,
@@ -241,7 +242,8 @@ def least_moving_bytes(
         experts = counted(block.trained_experts(dims.tensor))
         dense = counted(block.trained_parameters(dims.tensor)) - experts
         width = parameter_widths(layout, stack).compute
-        frozen, frozen_experts = (counted(size) / width for size in block.frozen_bytes(dims.tensor, width))
+        still = block.frozen_bytes(dims.tensor, width, narrowed=narrows_frozen(layout))
+        frozen, frozen_experts = (counted(size) / width for size in still)
         at_once = counted(block.largest_share(dims.tensor)) if stack.buckets.by_weight else 1.0
         # bytes of a layer's parameters that arrive for a pass, and of the whole gradients that it makes
         came = scheme.gathered * (dense + frozen) + scheme.gathered_experts * (experts + frozen_experts)

@@ -12,124 +12,33 @@ With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack t
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 
 from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.cost.activations import activation_bytes
+from simpar.cost.memory.outputs import output_terms
+from simpar.cost.memory.quantized import narrow_weights, with_quantized
+from simpar.cost.memory.terms import BETWEEN, PASSES, UPDATE, HeldBlocks, ParameterGroup, StaticMemory, Term
 from simpar.cost.memory.update import update_bytes
 from simpar.cost.memory.widths import (
     Widths,
     defers,
     keeps_parameters,
     kept_gradients,
+    narrows_frozen,
     once_a_step,
     parameter_widths,
     reduced_bytes,
     reduces_late,
 )
 from simpar.cost.optimizers import moment_bytes, state_bytes
-from simpar.dataclass import dataclass
+from simpar.hardware.device import Device
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
-ALWAYS, PASSES, UPDATE, BETWEEN = "always", "passes", "update", "between"
-"""When a term is alive: always, from a step's first forward to its last backward, in the update, or from there to the
-next forward."""
 _FLAT_ALIGNMENT = 128
-
-
-@dataclass(frozen=True)
-class Term:
-    """``elements`` of ``width`` bytes each in a category; ``alive`` is ALWAYS, PASSES, UPDATE or BETWEEN."""
-
-    category: str
-    name: str
-    elements: Numbers
-    width: Numbers = 1.0
-    alive: str = ALWAYS
-
-    @property
-    def size_bytes(self) -> Numbers:
-        """Whole bytes of the term."""
-        return np.floor(self.elements * self.width)
-
-
-@dataclass(frozen=True)
-class StaticMemory:
-    """Terms of a rank that no single pass brings or takes. Sizes are ints for one plan, float64 for many."""
-
-    terms: tuple[Term, ...]
-
-    def bytes_of(self, category: str | None, *alive: str) -> Numbers:
-        """Bytes of a category (None: of all) with one of these lifetimes (by default, ALWAYS)."""
-        at = alive or (ALWAYS,)
-        if (category, at) not in self._known:
-            terms = (term for term in self.terms if term.alive in at and category in (None, term.category))
-            total = sum((term.size_bytes for term in terms), start=np.float64(0.0))
-            self._known[category, at] = int(total) if np.ndim(total) == 0 else total
-        return self._known[category, at]
-
-    @cached_property
-    def _known(self) -> dict[tuple[str | None, tuple[str, ...]], Numbers]:
-        return {}
-
-    @property
-    def resident_bytes(self) -> Numbers:
-        """What stays through forward and backward."""
-        return self.bytes_of(None, ALWAYS, PASSES)
-
-    @property
-    def total_bytes(self) -> Numbers:
-        """All that is allocated between two steps."""
-        return self.bytes_of(None, ALWAYS, BETWEEN)
-
-    @property
-    def end_bytes(self) -> Numbers:
-        """The most behind the passes: in the update, or in the gather of parameters behind it."""
-        most = np.maximum(self.bytes_of(None, ALWAYS, UPDATE), self.total_bytes)
-        return int(most) if np.ndim(most) == 0 else most
-
-    @property
-    def ends_in_update(self) -> bool:
-        """Whether that is in the update; of one plan."""
-        return bool(self.end_bytes > self.total_bytes)
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters with one sharding group.
-
-    ``elements`` is how many of them a rank works with, ``shard`` how many are its share; ``moments_bytes`` are the
-    moments of all ``elements``; the ``largest`` array has so many elements in that share, and the largest ``block``.
-    """
-
-    elements: Numbers
-    shard: Numbers
-    moments_bytes: Numbers
-    largest: Numbers = 0.0
-    block: Numbers = 0.0
-
-
-@dataclass(frozen=True)
-class HeldBlocks:
-    """Blocks of one pipeline rank and how often it holds each, embedding and head included.
-
-    Those of the names ``shared`` are on every pipeline rank.
-    """
-
-    blocks: tuple[tuple[Block, Numbers], ...]
-    embedding: Numbers
-    head: Numbers
-    shared: frozenset[str] = frozenset()
-
-    @property
-    def ends_meet(self) -> Numbers:
-        """Whether the rank holds embedding and head."""
-        both: Numbers = np.asarray(self.embedding) * np.asarray(self.head)
-        return both
 
 
 def parameter_terms(
@@ -148,7 +57,7 @@ def parameter_terms(
     widths, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
     shards, fsdp = layout.shards, layout.kind == "fsdp"
     num_parameters, shard = sum(part.elements for part in parts), sum(part.shard for part in parts)
-    sharded = (zero == 3) | ((zero == 2) & fsdp)
+    sharded = is_sharded(layout)
     whole_gradients = (zero < 2) | reduces_late(layout, stack) | once_a_step(layout, stack)
     spread = sum(part.elements * (np.asarray(part.shard) < part.elements) for part in parts)
     gathered = np.where(keeps_parameters(layout), spread, 0)
@@ -191,6 +100,12 @@ def parameter_terms(
         Term("gradients", "whole until the last microbatch", waiting, 1.0, PASSES),
     )
     return *weights, *buffers, update, *of_passes
+
+
+def is_sharded(layout: Layout) -> Flags:
+    """Whether ranks store shards of the parameters: under ZeRO-3, and under FSDP's ZeRO-2."""
+    zero = np.asarray(layout.zero)
+    return np.asarray((zero == 3) | ((zero == 2) & (layout.kind == "fsdp")))
 
 
 def gathered_rows_bytes(layout: Layout, residual_bytes: Numbers) -> Numbers:
@@ -248,24 +163,31 @@ def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, layout:
 
 
 def held_memory(
-    graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, *, accumulates: Flags | bool
+    graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, device: Device
 ) -> StaticMemory:
-    """The account of a rank that holds some blocks, under dims of one rank (region "tensor").
+    """The account of a rank of ``device`` that holds some blocks, under dims of one rank (region "tensor").
 
-    ``plan`` must be resolved; ``accumulates``: a step has several microbatches. Tied embeddings are held once where
-    embedding and head meet. Shards carry their padding: FSDP pads the first dim of every parameter to a multiple of the
-    group, flat buffers end at a multiple of lcm(N, 128) elements.
+    ``plan`` must be resolved. Tied embeddings are held once where embedding and head meet. Shards carry their padding:
+    FSDP pads the first dim of every parameter to a multiple of the group, flat buffers end at a multiple of
+    lcm(N, 128) elements.
     """
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
     parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.has_no_backward))
     if stack.memory.whole_vocabulary and graph.has_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, layout)
-    rows_bytes = residual_bytes(dims, layout)
+    rows_bytes, accumulates = residual_bytes(dims, layout), np.asarray(held.microbatches) > 1
     terms = parameter_terms(parts, layout, stack, residual_bytes=rows_bytes, accumulates=accumulates)
+    if layout.products.is_cast:
+        narrow = narrow_weights(held.blocks, held.shared, dims, layout.precision, device)
+        sharded = is_sharded(layout)
+        shares = [np.where(sharded, part.shard / np.maximum(part.elements, 1), 1.0) for part in parts]
+        terms = with_quantized(terms, narrow, shares, layout, stack)
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(layout, stack), layout))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
-    return StaticMemory((*terms, frozen, _casts(held, dims, layout, stack), placeholders))
+    updated = sum(term.size_bytes for term in terms if term.alive == UPDATE)
+    outputs = output_terms(held, dims, layout, stack, updated) if graph.has_vocabulary else ()
+    return StaticMemory((*terms, frozen, _casts(held, dims, layout, stack), placeholders, *outputs))
 
 
 def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Numbers) -> list[ParameterGroup]:
@@ -367,9 +289,10 @@ def cast_term(layout: Layout, stack: Stack, matrices: Numbers, *, sharded: Flags
 
 
 def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layout: Layout) -> Numbers:
-    """Bytes of frozen weights, in the compute dtype or packed; none where they are fetched.
+    """Bytes of frozen weights, in the compute dtype, wider or packed; none where they are fetched.
 
-    They are sharded under ZeRO-3, unless gathered parameters stay.
+    They are sharded under ZeRO-3, unless gathered parameters stay: then shards of those that the gather narrows lie
+    beside them.
     """
     if layout.offload_parameters != "none":
         return 0.0
@@ -377,10 +300,16 @@ def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, lay
     total: Numbers = 0.0
     twice = graph.tied_embeddings * graph.embedding.has_no_backward * held.ends_meet
     for which, shards in enumerate((layout.shards, layout.expert_shards)):
-        size = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
+        stored, read = (
+            sum(count * block.frozen_bytes(dims, width, narrowed=narrowed)[which] for block, count in held.blocks)
+            for narrowed in (False, narrows_frozen(layout))
+        )
         if not which:
-            size = size - twice * width * dims["vocab"] * dims["hidden"]
-        total = total + size / np.where((np.asarray(layout.zero) == 3) & ~keeps_parameters(layout), shards, 1)
+            table = twice * width * dims["vocab"] * dims["hidden"]
+            stored, read = stored - table, read - table
+        stays = keeps_parameters(layout)
+        beside = np.where(stays & (np.asarray(stored) > read), stored / shards, 0.0)
+        total = total + np.where(stays, read + beside, stored / np.where(np.asarray(layout.zero) == 3, shards, 1))
     return total
 
 

@@ -149,6 +149,15 @@ def keeps_parameters(layout: Layout) -> Flags:
     return np.asarray((layout.kind == "fsdp") & stays)
 
 
+def narrows_frozen(layout: Layout) -> bool:
+    """Whether frozen weights that are stored wider than products read them are narrowed on their way to a gather.
+
+    FSDP casts the shard of a unit before it gathers it [torch, fsdp/_fully_shard/_fsdp_param.py,
+    all_gather_inputs; fsdp/_flat_param.py, _use_low_precision_shard]; shards on the host cross as they are stored.
+    """
+    return layout.kind == "fsdp" and layout.offload_parameters == "none"
+
+
 def kept_gradients(layout: Layout) -> float:
     """Share of the gradients that is kept on the device: those of offloaded states may leave as they are made."""
     return 1.0 - layout.host_share * bool(layout.offload_gradients)

@@ -25,7 +25,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.section import Section
-from simpar.stacks.stack import Stack, UpdateKernels
+from simpar.stacks.stack import QuantizedWeights, Stack, UpdateKernels
 from simpar.units import DTYPE_BYTES, Count, Flags
 
 AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
@@ -90,6 +90,10 @@ class Execution(Section):
     (:mod:`simpar.program.structure.emptied_cache`). ``gradient_accumulation_fusion`` adds the gradients of weights to
     their sums inside of the products that make them; else kernels of their own add them [Megatron-LM,
     fused_weight_gradient_mlp_cuda; core/distributed/distributed_data_parallel.py, main_grad.add_].
+    ``quantized_weights`` says what is held of weights in the 8 or 4 bits of their products: nothing ("none"), copies
+    for the run ("cached"), or the parameters themselves ("stored"; :mod:`simpar.cost.memory.quantized`). In a pipeline
+    the last stage's outputs of so many microbatches are kept until its schedule has ended (``kept_outputs``): those of
+    one run of it, where a step has several (:mod:`simpar.cost.memory.outputs`).
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -108,6 +112,8 @@ class Execution(Section):
     document_loops: bool | None = None
     empty_cache_steps: Count | None = None
     gradient_accumulation_fusion: bool | None = None
+    quantized_weights: QuantizedWeights | None = None
+    kept_outputs: int | None = Field(default=None, ge=0, strict=True)
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -162,6 +168,8 @@ class DecidedExecution:
     document_loops: bool | None = None
     empty_cache_steps: int | None = None
     gradient_accumulation_fusion: bool | None = None
+    quantized_weights: QuantizedWeights | None = None
+    kept_outputs: int | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -270,6 +278,15 @@ def _with_accumulation_fusion(stack: Stack, is_there: bool) -> Stack:
     return stack.model_copy(update={"numerics": stack.numerics.model_copy(update=update)})
 
 
+def _with_quantized_weights(stack: Stack, kind: QuantizedWeights) -> Stack:
+    memory = stack.memory.model_copy(update={"quantized_weights": {"others": kind}})
+    return stack.model_copy(update={"memory": memory})
+
+
+def _with_kept_outputs(stack: Stack, number: int) -> Stack:
+    return stack.model_copy(update={"memory": stack.memory.model_copy(update={"kept_outputs": number})})
+
+
 def _sends_what_is_asked(rows: Columns) -> Flags:
     """Rows whose dispatcher sends the copies of tokens that the plan asks for, if it asks for any."""
     result = select_all(rows)
@@ -329,4 +346,6 @@ CHOICES = in_section(
     Choice("document_loops", in_stack=_with_document_loops),
     Choice("empty_cache_steps", in_stack=_with_emptied_cache),
     Choice("gradient_accumulation_fusion", in_stack=_with_accumulation_fusion),
+    Choice("quantized_weights", in_stack=_with_quantized_weights),
+    Choice("kept_outputs", in_stack=_with_kept_outputs),
 )

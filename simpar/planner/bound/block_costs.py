@@ -15,6 +15,7 @@ import numpy as np
 
 from simpar.architectures.graph import Block, evaluate
 from simpar.architectures.recompute import OPTIMAL, SIMPLE, modes
+from simpar.cost.memory.widths import narrows_frozen
 from simpar.cost.optimizers import lay_out_matrices, matrices_time_s
 from simpar.cost.power import dynamic_power_share, streaming_operators
 from simpar.dataclass import dataclass
@@ -126,7 +127,8 @@ class BlockCosts(Keys):
 
         def held(view: RankView, kind: BlockPolicy, expert: bool) -> Numbers:
             width = view.compute_bytes
-            return kind.block.frozen_bytes(view.tensor, width)[expert] / width
+            narrowed = narrows_frozen(view.job.layout)
+            return kind.block.frozen_bytes(view.tensor, width, narrowed=narrowed)[expert] / width
 
         return {
             DENSE: self._of(lambda view, kind: held(view, kind, False)),

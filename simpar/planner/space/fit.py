@@ -248,7 +248,8 @@ def _of_alike(rows: Rows, which: Ints, flying: Flights) -> tuple[Floats, ...]:
     pipelines = (number[pipe], columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
     flight = flying.of(template.recompute, pipelines)
     held = held_blocks(graph, flight.where(pipe_of[layout]))
-    static = held_memory(graph, held, dims.tensor, layouts, stack, accumulates=accumulates)
+    held = replace(held, microbatches=microbatches[layout])
+    static = held_memory(graph, held, dims.tensor, layouts, stack, problem.cluster.device)
     buffers = gathered_rows_bytes(shapes, residual_bytes(shaped.tensor, shapes)) * stack.memory.gather_buffers
     buffers = np.broadcast_to(np.floor(buffers), len(shape))[shape_of]
     resident, end = (

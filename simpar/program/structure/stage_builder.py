@@ -15,16 +15,9 @@ from math import prod
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import INPUT, Block, Dims, Operator, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.static import (
-    StaticMemory,
-    Term,
-    buffer_terms,
-    cast_term,
-    flat_shard,
-    is_cast,
-    update_term,
-    weight_terms,
-)
+from simpar.cost.memory.quantized import NarrowWeights, layout_bytes, with_quantized
+from simpar.cost.memory.static import buffer_terms, cast_term, flat_shard, is_cast, update_term, weight_terms
+from simpar.cost.memory.terms import StaticMemory, Term
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.products import OperatorTime
 from simpar.cost.sharded import (
@@ -431,6 +424,8 @@ class RolesBuilder(ActionBuilder):
             states_bytes=count["states"] * parameter_widths(job.layout, job.stack).states,
             buckets=count["buckets"],
         )
+        shares = [count["stored"] / max(sum(held.values()), 1.0)]
+        weights = with_quantized(weights, [self._narrow_weights(pipeline_rank)], shares, job.layout, job.stack)
         buffers = buffer_terms(job.layout, job.stack, copied=count["copied"], rows_bytes=rows)
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
         sharded = any(each.zero >= 2 and each.width > 1 for each in self.sync.replicas)
@@ -438,6 +433,17 @@ class RolesBuilder(ActionBuilder):
         states, kept = count["states"], count["gradients"]
         update = update_term(job.layout, job.stack, shard=states, largest=states, gradients=kept)
         return StaticMemory((*weights, *buffers, update, cast, placeholders))
+
+    def _narrow_weights(self, pipeline_rank: int) -> NarrowWeights:
+        """What of these products read in 8 or 4 bits; nothing of it is frozen."""
+        elements, whole, in_shard = 0.0, 0.0, 0.0
+        precision, device = self.job.layout.precision, self.job.kernels.device
+        for view in (self._views[piece.block.name] for piece in self.held(pipeline_rank)):
+            for op in view.block.operators:
+                of_all, of_shard = layout_bytes(op, precision, device)
+                size = self._matrix(view, op) if of_all else 0.0
+                elements, whole, in_shard = elements + size, whole + size * of_all, in_shard + size * of_shard
+        return NarrowWeights(elements, whole, in_shard)
 
     def _cast_matrices(self, pipeline_rank: int) -> float:
         """Elements on one rank of the matrices that products of all its stages read."""

@@ -14,7 +14,9 @@ import numpy as np
 from simpar.architectures.graph import Block, Dims, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
-from simpar.cost.memory.static import HeldBlocks, StaticMemory, Term, held_memory
+from simpar.cost.memory.static import held_memory
+from simpar.cost.memory.terms import HeldBlocks, StaticMemory, Term
+from simpar.cost.memory.widths import narrows_frozen
 from simpar.cost.optimizers import Matrix, lay_out_matrices, matrix_exchange
 from simpar.dataclass import dataclass
 from simpar.layout.sharding import before_tensor_parallelism
@@ -388,7 +390,7 @@ class StageBuilder(ActionBuilder):
 
     def _frozen(self, block: Block) -> dict[str, float]:
         width = self.sync.compute_bytes
-        dense, experts = block.frozen_bytes(self.view.tensor, width)
+        dense, experts = block.frozen_bytes(self.view.tensor, width, narrowed=narrows_frozen(self.job.layout))
         if block.name in self.shared_blocks:
             return {ENCODER: float(dense) / width}
         return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
@@ -464,9 +466,10 @@ class StageBuilder(ActionBuilder):
         alike = (*count.items(), *ends)
         if alike not in self._static:
             counted = tuple((block, count[name]) for name, block in known.items())
-            held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks)
+            microbatches = job.layout.num_microbatches(job.training.global_batch)
+            held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks, microbatches)
             self._static[alike] = held_memory(
-                job.graph, held, self.view.tensor, job.layout, job.stack, accumulates=job.accumulates
+                job.graph, held, self.view.tensor, job.layout, job.stack, job.kernels.device
             )
         if not self.waiting_bytes:
             return self._static[alike]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.normalise.row_plan import maxtext_words, narrow_states
+from benchmarks.normalise.row_plan import held_weights, maxtext_words, narrow_states
 from benchmarks.normalise.rows import normalised
 from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
@@ -37,6 +37,20 @@ def test_what_rows_leave_to_their_framework() -> None:
     words = {**nemo, "source": "a paper", "overlap_notes": "EP overlap; VPP2", "schedule": "interleaved 1F1B"}
     assert (case(words).plan["vpp"], case(words).plan["schedule"]) == (2, "interleaved")
     assert predict(tuned).step_time_s < predict(case(nemo)).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({}, None),
+        ({"notes": "fp8 parameters gathered"}, "stored"),
+        ({"precision": "bf16 + mxfp8 parameter gather"}, "stored"),
+        ({"source": "Primus MoE 2.0"}, "none"),
+    ],
+)
+def test_weights_of_8_bit_products(said: dict[str, str], kind: str | None) -> None:
+    """Where a row says that parameters are in 8 bits, and where the software casts them in every product."""
+    assert held_weights({**ROW, **said}).get("quantized_weights") == kind
 
 
 def test_layers_that_rows_count() -> None:

@@ -43,6 +43,7 @@ def test_every_choice_round_trips_through_its_result():
         "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
         "optimizer_kernels": "single", "update_in_backward": False, "fused_permutation": False,
         "document_loops": True, "empty_cache_steps": 8, "gradient_accumulation_fusion": False,
+        "quantized_weights": "cached", "kept_outputs": 3,
     }  # fmt: skip
     others = {"matrix_layout"}  # of optimizers that work on whole matrices: tests/cost/test_matrix_layouts.py
     assert {*chosen, *others} == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}

@@ -1,0 +1,34 @@
+"""Outputs of a pipeline's last stage that stay until its schedule has ended.
+
+torch's pipeline runtime returns what the last stage made of all microbatches, joined: logits, which live beside
+everything else until then, and twice while they are joined, when activations are gone [torch,
+distributed/pipelining/stage.py, output_chunks; schedules.py, _merge_outputs]. A trainer that uses nothing but the
+losses may ask for none (``return_outputs=False``, since torch 2.10): torchtitan does since October 2025 [train.py],
+NeMo Automodel does not [recipes/llm/train_ft.py].
+"""
+
+import numpy as np
+
+from simpar.architectures.graph import Dims
+from simpar.cost.activations import activation_bytes
+from simpar.cost.memory.terms import PASSES, UPDATE, HeldBlocks, Term
+from simpar.layout.layout import Layout
+from simpar.stacks.stack import Stack
+from simpar.units import Numbers
+
+
+def output_terms(held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, update_bytes: Numbers) -> tuple[Term, ...]:
+    """Terms of the logits of kept microbatches on the rank with the head, and of their joining.
+
+    Both are over when the update begins, so that joining counts as far as it needs more than ``update_bytes``.
+    """
+    if not stack.memory.kept_outputs or "vocab" not in dims:
+        return ()
+    vocab = dims["whole_vocab"] if stack.memory.whole_vocabulary else dims["vocab"]
+    each = dims["batch"] * dims["seq"] * vocab * activation_bytes(layout)
+    number = np.minimum(held.microbatches, stack.memory.kept_outputs) * held.head * np.asarray(layout.is_pipelined)
+    joined = np.maximum(2.0 * number * each - update_bytes, 0.0)
+    return (
+        Term("transient", "outputs of the last stage", number * each, 1.0, PASSES),
+        Term("transient", "outputs of the last stage as they are joined", joined, 1.0, UPDATE),
+    )

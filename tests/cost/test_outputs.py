@@ -1,0 +1,59 @@
+"""Logits that a pipeline's last stage keeps until its schedule has ended, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
+from simpar.cost.memory.terms import PASSES, UPDATE, StaticMemory
+from simpar.layout.deciders import resolve
+from simpar.layout.layout import apply_execution_choices
+from simpar.plan.plan import Plan
+from simpar.stacks.stack import load_stack
+from tests.cost.account import stage_static_memory
+
+TRAINING = Training(seq_len=1024, global_batch=64)
+VOCAB = 128_256
+
+
+def account(stage: int, stack: str = "torchtitan", **plan: object) -> StaticMemory:
+    """The memory of a pipeline rank of Llama 3 8B that no pass brings or takes."""
+    asked = Plan(**plan)
+    habits = apply_execution_choices(load_stack(stack), asked)
+    return stage_static_memory(load_model("llama-3-8b"), resolve(asked, habits), TRAINING, habits, stage)
+
+
+def outputs(stage: int, **plan: object) -> dict[str, float]:
+    """Bytes of the terms of outputs, by when they are there."""
+    terms = account(stage, **plan).terms
+    return {each.alive: float(each.size_bytes) for each in terms if each.name.startswith("outputs of the last stage")}
+
+
+@pytest.mark.parametrize(("kept", "microbatches"), [(1, 1), (5, 5), (1_000_000, 16)])
+def test_logits_of_so_many_microbatches_stay(kept: int, microbatches: int) -> None:
+    """2 bytes of a logit, of no more microbatches than there are (64 sequences / dp 2 / 2): twice while joined."""
+    each = 2 * 1024 * VOCAB * 2
+    found = outputs(3, pp=4, dp=2, micro_batch=2, zero=3, kept_outputs=kept)
+    assert found[PASSES] == microbatches * each
+    needed = sum(
+        float(term.size_bytes) for term in account(3, pp=4, dp=2, micro_batch=2, zero=3).terms if term.alive == UPDATE
+    )
+    assert found[UPDATE] == max(2 * microbatches * each - needed, 0)
+
+
+def test_a_rank_has_its_part_of_the_vocabulary() -> None:
+    """Split by tensor parallelism, and the tokens by context parallelism; padded to whole rows of every rank."""
+    whole, split = (outputs(1, pp=2, dp=2, kept_outputs=8, **more)[PASSES] for more in ({}, {"tp": 4}))
+    padded = -(-VOCAB // 512) * 512
+    assert split == whole / VOCAB * padded / 4
+    assert outputs(1, pp=2, dp=2, cp=2, kept_outputs=8)[PASSES] == whole / 2
+
+
+def test_only_the_last_stage_of_a_pipeline_keeps_them() -> None:
+    """Not the first one, nor one rank alone; torchtitan asks its schedule for none, NeMo Automodel does not."""
+    assert set(outputs(0, pp=4, dp=2, kept_outputs=8).values()) == {0.0}
+    assert set(outputs(0, dp=8, kept_outputs=8).values()) == {0.0}
+    assert outputs(3, pp=4, dp=2) == {}
+    assert load_stack("torchtitan").memory.kept_outputs == 0
+    assert load_stack("automodel").memory.kept_outputs >= 64
