@@ -51,7 +51,8 @@ def stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[St
 def _parts(one: Footprint) -> dict[str, float]:
     """What a class holds at its peak, by part."""
     moving = dict(zip(MEMORY_CATEGORIES, one.use.at_peak.tolist(), strict=True))
-    result = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
+    beside = moving["transient"] + float(one.static.bytes_of("transient", PASSES))
+    result = {**_constant_parts(one), "activations": moving["activations"], "transient": beside}
     if one.peaks_between:
         result |= {"activations": 0.0, "transient": float(one.static.bytes_of("transient", _ends_in(one)))}
         result["parameters"] = float(one.static.bytes_of("parameters"))
@@ -71,6 +72,7 @@ def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> Memor
     columns |= {name: moving[:, MEMORY_CATEGORIES.index(name)] for name in ("activations", "transient")}
     for name in ("parameters", "gradients"):
         columns[name] -= behind * float(static.bytes_of(name, PASSES))
+    columns["transient"] += ~behind * float(static.bytes_of("transient", PASSES))
     columns["transient"] += (behind & ~after) * float(static.bytes_of("transient", UPDATE))
     columns["transient"] += after * float(static.bytes_of("transient", BETWEEN))
     return MemoryCurve(instants / NS_PER_S, columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.cost.memory.terms import PASSES, UPDATE, StaticMemory
@@ -48,6 +49,18 @@ def test_a_rank_has_its_part_of_the_vocabulary() -> None:
     padded = -(-VOCAB // 512) * 512
     assert split == whole / VOCAB * padded / 4
     assert outputs(1, pp=2, dp=2, cp=2, kept_outputs=8)[PASSES] == whole / 2
+
+
+def test_they_are_in_the_parts_of_a_stage_and_in_its_curve() -> None:
+    """What a stage holds at its peak is all there is, and the highest point of its curve, with them as without."""
+    for kept in (0, 8):
+        plan = {"pp": 2, "zero": 3, "kept_outputs": kept}
+        memory = simpar.simulate("gpt2", "dgx-h100", plan, TRAINING, stack="automodel").memory
+        for stage in memory.stages:
+            assert sum(stage.parts_bytes.values()) == pytest.approx(stage.peak_bytes, abs=1)
+        assert memory.peak_memory_bytes == pytest.approx(max(stage.peak_bytes for stage in memory.stages), abs=1)
+        curves = simpar.simulate("gpt2", "dgx-h100", plan, TRAINING, stack="automodel").timeline.memory
+        assert max(max(curve.total_bytes) for curve in curves) == pytest.approx(memory.peak_memory_bytes, rel=1e-3)
 
 
 def test_only_the_last_stage_of_a_pipeline_keeps_them() -> None:
