@@ -14,7 +14,7 @@ from simpar.frameworks.overrides import load_beside, text_beside
 from simpar.frameworks.reader import ONE_LAUNCHED, Reader, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, without_auto
 from simpar.frameworks.target import LAUNCHER, Imported, Sized, plan_said
-from simpar.frameworks.words import Assumed, ReadWords, WordTable
+from simpar.frameworks.words import ON_PROCESSORS, Assumed, ReadWords, WordTable
 
 KINDS = (
     "NO",
@@ -242,7 +242,6 @@ def _megatron(given: ConfigReader) -> dict[str, Any]:
     }
 
 
-ON_PROCESSORS = "training runs on processors: time and memory"
 WORDS = WordTable(
     idle=(
         "compute_environment", "debug", "machine_rank", "main_process_*", "main_training_function", "rdzv_*",

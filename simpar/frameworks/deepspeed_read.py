@@ -136,6 +136,7 @@ def _zero(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
         raise UserError(f"{given.source}: {STAGE} = {stage}: allowed: {', '.join(STAGES)}")
     if stage == 3:
         given.used |= {REDUCES} & set(given)  # gradients are reduced to their shards in any case
+    _take_kept(given, stage)
     overlap = given.get(OVERLAP)
     if overlap is None and OVERLAP not in auto:
         overlap = stage == 3
@@ -202,6 +203,24 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     }
 
 
+KEPT: Mapping[str, float] = {
+    **{f"zero_optimization.{prefix}{name}": 1_000_000_000
+       for prefix in ("", "stage3_") for name in ("max_live_parameters", "max_reuse_distance")},
+    "zero_optimization.stage3_param_persistence_threshold": 1_000_000,
+    "zero_optimization.param_persistence_threshold": 1_000_000,
+}  # fmt: skip
+"""Parameters that ZeRO-3 may keep gathered: up to the defaults of the first two, in which layers are gathered one by
+one, and none of a matrix of a language model (``runtime/zero/config.py``)."""
+
+
+def _take_kept(given: ConfigReader, stage: int) -> None:
+    """Take limits on gathered parameters as read where they leave a layer at a time, or nothing is gathered."""
+    for key, most in KEPT.items():
+        value = given.values_.get(key)
+        if stage < 3 or not isinstance(value, int | float) or value <= most:
+            given.used |= {key} & set(given)
+
+
 WORDS = WordTable(
     idle=(
         "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "dump_state", "prescale_gradients",
@@ -211,13 +230,12 @@ WORDS = WordTable(
         "zero_optimization.allgather_partitions",
         "zero_optimization.allgather_bucket_size", "zero_optimization.stage3_gather*",
         "zero_optimization.*pin_memory", "zero_optimization.*buffer_count", "zero_optimization.*buffer_size",
-        "zero_optimization.*nvme_path", "zero_optimization.sub_group_size", "zero_optimization.stage3_max*",
+        "zero_optimization.*nvme_path", "zero_optimization.sub_group_size",
         "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.*fast_init",
-        "zero_optimization.stage3_param_persistence_threshold",
         "zero_optimization.stage3_model_persistence_threshold", "zero_optimization.round_robin_gradients",
         "zero_optimization.ignore_unused_parameters", "aio*", "seed", "monitor_config*", "comms_config*",
-        "zero_optimization.gather_16bit_weights_on_model_save", "zero_optimization.max_live_parameters",
-        "zero_optimization.max_reuse_distance", "zero_optimization.cpu_offload*", "zero_optimization.offload_param*",
+        "zero_optimization.gather_16bit_weights_on_model_save", "zero_optimization.cpu_offload*",
+        "zero_optimization.offload_param*",
         "zero_optimization.stage3_module_granularity_threshold", "zero_optimization.load_from_fp32_weights",
         "activation_checkpointing.profile", "activation_checkpointing.synchronize*",
         "activation_checkpointing.number_checkpoints", "zero_optimization.elastic_checkpoint",
@@ -240,7 +258,8 @@ WORDS = WordTable(
         "eigenvalue*": "further passes: time",
         "amp*": "the precision of products: time and memory",
         "communication_data_type": "bits of what is sent: time between devices",
-        "fp16.master_weights_and_grads*": "the precision of states: memory",
+        **dict.fromkeys(("*master_weights_and_grads", "bf16.bf16_optimizer_states"), "the precision of states: memory"),
+        **dict.fromkeys(KEPT, "parameters that stay gathered: memory"),
         "bf16.immediate_grad_update": "when gradients are added: memory",
         "sequence_parallel_size": "ranks that share a sequence: memory and time",
     },

@@ -25,7 +25,7 @@ from simpar.frameworks.overrides import (
 from simpar.frameworks.reader import DeviceHabits, Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import ON_PROCESSORS, WordTable
 from simpar.precisions import LONG_NAMES
 
 SIZES = {
@@ -125,6 +125,8 @@ def plan_in(data: Mapping[str, Any], name: str) -> Imported:
     low = choice(given, "quantization", QUANTIZED)
     model, told, config, note = _model(given)
     host = "cpu" if given.get("optimizer_memory_host_offload") else None
+    if str(given.values_.get("hardware")) != "cpu":
+        given.get("hardware")
     values: dict[str, Any] = {
         "stack": "maxtext",
         "model": model,
@@ -349,7 +351,6 @@ READER = Reader(
             "learning_rate*",
             "dataset_*",
             "enable_checkpointing",
-            "hardware",
             "base_output_directory",
             "tokenizer_*",
             "eval_*",
@@ -360,7 +361,6 @@ READER = Reader(
             "async_checkpointing",
             "enable_goodput*",
             "monitor_goodput",
-            "logits_dot_in_fp32",
             "max_prefill*",
             "log_*",
             "compile_topology*",
@@ -416,6 +416,8 @@ READER = Reader(
             "scan_pipeline*",
         ),
         deciding={
+            "hardware": ON_PROCESSORS,
+            "logits_dot_in_fp32": "the precision of the output projection: time",
             **dict.fromkeys((*SIZES, "head_dim"), "a size that is not the named model's: memory and time"),
             **dict.fromkeys(
                 ("fsdp_shard_on_exp", "shard_exp_on_fsdp", "use_2d_fsdp_sharding"),

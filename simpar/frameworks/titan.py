@@ -58,9 +58,13 @@ EAGER = "norm"
 """What is fused without torch.compile: torch's own kernel of norms."""
 
 
+EAGER_STACK = "torchtitan-eager"
+
+
 def is_compiled(s: Subject) -> bool:
-    """Whether layers are compiled: unless the plan fuses only what eager torch does."""
-    return s.plan.execution.fused_kernels in (None, "compiled")
+    """Whether layers are compiled: unless the plan, or its stack where it says nothing, fuses what eager torch does."""
+    fused = s.plan.execution.fused_kernels
+    return fused == "compiled" or (fused is None and s.plan.stack != EAGER_STACK)
 
 
 def family(style: Architecture) -> str | None:
@@ -115,6 +119,8 @@ def losses(s: Subject, *, named: bool | None = None, methods: Iterable[str] = ("
     yield from _data_parallel(s)
     yield from _pipeline(s)
     yield from rules.offload_of_shards(s)
+    if s.plan.mesh.tp > 1 and s.plan.tensor_parallel.overlap and not is_compiled(s):
+        yield Loss("overlap", True, "products overlap where layers are compiled only")
     if (fused := s.plan.execution.fused_kernels) not in (None, "compiled", EAGER):
         yield Loss("fused_kernels", fused, f"layers are compiled, or have fused norms: compiled or {EAGER}")
     yield from rules.chosen_losses(

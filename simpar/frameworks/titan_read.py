@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,7 +18,7 @@ from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.titan import BY_ROW, EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
+from simpar.frameworks.titan import BY_ROW, EAGER_STACK, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
 from simpar.frameworks.words import WordTable
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import natural_vpp
@@ -33,6 +34,10 @@ MODELS_OF = ("torchtitan/models", "torchtitan/experiments")
 """Where torchtitan has the recipes of its models."""
 LOCAL_BATCH, SEQ_LEN = 8, 2048
 """Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
+PIECES = "The loss is made in pieces, whose logits never exist together: they are counted whole, which is more memory."
+REDUCED = "training.mixed_precision_reduce"
+COMPILES, COMPONENTS = ("compile.enable", "training.compile"), "compile.components"
+"""Options that compile layers (of releases since 0.2, and before), and what of a step."""
 CONFIG_FILE = ("--job.config_file", "--job.config-file")
 EDGE = 1
 """How many layers the embedding and the head count as when stages are cut (``..._first_stage_less_layers``)."""
@@ -98,18 +103,30 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     if "flux" in (PurePath(path).parent.name, isinstance(spec, ConfigCall) and spec.fields.get("name")):
         raise UserError(f"{path}: {name_of_recipe}: a diffusion model: not modelled; allowed: language models of text")
     policy = config.fields.pop("activation_checkpoint", None)
-    converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
+    spec, applied = _without_converters(spec)
+    converters = [*applied, *_converters(spec), *_converters(config.fields.pop("model_converters", None))]
+    loss = config.fields.get("loss")
+    in_pieces = [PIECES] if isinstance(loss, ConfigCall) and loss.name.startswith("Chunked") else []
     given = ConfigReader(dict(config.flat()), path)
     values = {
         "recompute": _recompute_of(policy, path),
         "precision": _precision(given, {each.name: str(each.fields.get("recipe_name", BY_ROW)) for each in converters}),
         "model": _model(spec, path, name_of_recipe),
     }
-    return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters)))
+    return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters), *in_pieces))
 
 
 def _is_config(made: ConfigCall) -> bool:
     return made.called.endswith("Trainer.Config")
+
+
+def _without_converters(spec: Any) -> tuple[Any, list[ConfigCall]]:
+    """What the registry of a checkout returns without the converters that it applies to its config, and these."""
+    made, applied = spec.fields.get("model") if isinstance(spec, ConfigCall) else None, list[ConfigCall]()
+    while isinstance(made, ConfigCall) and made.called == "convert" and len(made.args) == 2:
+        built, made = made.args  # converter.build().convert(config)
+        applied += [each for each in getattr(built, "args", ()) if isinstance(each, ConfigCall)]
+    return (replace(spec, fields={**spec.fields, "model": made}) if applied else spec), applied
 
 
 def _converters(made: Any) -> list[ConfigCall]:
@@ -269,14 +286,28 @@ def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
     is_async = [given.get(f"{part}.enable_async_tensor_parallel") for part in ("compile", "parallelism")]
     if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has an option
         values["tensor_parallel"] = {"overlap": any(is_async), "sequence_parallel": bool(sequence)}
-    if given.get("compile.enable") is False:
-        values["fused_kernels"] = EAGER
+    if not _is_compiled(given):
+        values["stack"] = EAGER_STACK
+    if given.values_.get(REDUCED) == "float32":  # as where nothing says it
+        given.get(REDUCED)
     implementations = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items()}
     values["optimizer_kernels"] = implementations.get(str(given.get("optimizer.implementation", "")))
     values["update_in_backward"] = given.get("optimizer.early_step_in_backward")
     if given.get("training.enable_cpu_offload"):
         values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     return values | _stages(given, sizes["pp"], model)
+
+
+def _is_compiled(given: ConfigReader) -> bool:
+    """Whether layers are compiled: not where nothing says it, in every version (``config/job_config.py``).
+
+    That the loss alone is, or is not, is left to the table of words.
+    """
+    is_on, parts = True in [bool(given.get(key)) for key in COMPILES], given.get(COMPONENTS)
+    listed = [part.strip() for part in parts.split(",")] if isinstance(parts, str) else parts
+    if is_on and listed is not None and len({"model", "loss"} & set(listed)) == 1:
+        given.used.discard(COMPONENTS)
+    return is_on and (listed is None or "model" in listed)
 
 
 def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
@@ -392,8 +423,6 @@ WORDS = WordTable(
         "model.print_after_conversion",
         "tokenizer.*",
         "dataloader.*",
-        "compile.components",
-        "compile.enable",
         "loss.loss_fn*",
         "loss.global_vocab_size",
         "validator.*",
@@ -408,11 +437,12 @@ WORDS = WordTable(
         "activation_checkpoint.per_op_sac*",
     ),
     deciding={
+        COMPONENTS: "whether the loss is compiled: time, and memory of logits",
         "parallelism.disable_loss_parallel": "logits are gathered for the loss: memory and time",
         "float8.*": "which products are in 8 bits: time",
         "quantize.*": "which products are in 8 bits: time",
         "mx.*": "which products are in 8 bits: time",
-        "training.mixed_precision_reduce": "the dtype of summed gradients: time",
+        REDUCED: "the dtype of summed gradients: time",
         "activation_checkpoint.per_op_sac*": "what is recomputed: memory and time",
         "activation_checkpoint.memory_budget": "what is recomputed: memory and time",
         "parallelism.expert_parallel_comm_backend": "kernels of the exchange of tokens: time",

@@ -27,7 +27,7 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_words import TORCH_UPDATE, VISION
-from simpar.frameworks.words import Assumed, WordTable
+from simpar.frameworks.words import ON_PROCESSORS, Assumed, WordTable
 from simpar.precisions import LONG_NAMES
 
 BUILT_IN = Path(__file__).with_name("torchtune_configs.json")
@@ -128,7 +128,9 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
     shard, replicate = given.get("data_parallel_shard_dim", -1), given.whole("data_parallel_replicate_dim") or 1
     reshard = given.get("fsdp_reshard_after_forward", True)
     training, assumed = _sequence(given)
-    away = "cpu" if given.get("fsdp_cpu_offload") else None
+    away = "cpu" if True in (given.get("fsdp_cpu_offload"), given.get("fsdp.cpu_offload")) else None  # before 0.2
+    if given.values_.get("device") not in ("cpu", "mps"):
+        given.get("device")
     values: dict[str, Any] = {
         "stack": "torchtune",
         "model": model,
@@ -276,7 +278,6 @@ READER = Reader(
             "run_val_every*",
             "batch_size_val",
             "resume_from_checkpoint",
-            "device",
             "log_*",
             "metric_logger.*",
             "profiler.*",
@@ -308,6 +309,7 @@ READER = Reader(
         ),
         deciding={
             **TORCH_UPDATE,
+            "device": ON_PROCESSORS,
             **dict.fromkeys(
                 ("model.image_size", "model.*coder_trainable", "model.fusion_trainable", "tokenizer.image_size"), VISION
             ),

@@ -1,9 +1,8 @@
 """Words of trainers on Hugging Face's that their readers do not use: idle ones, and what deciding ones could change."""
 
-from simpar.frameworks.accelerate_read import ON_PROCESSORS
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
 from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import ON_PROCESSORS, WordTable
 
 FAST = "kernels and fused operators: time and memory"
 PREFERENCE = "another loss than the next token's: further passes, sequences and models"

@@ -17,6 +17,8 @@ OFF = ("", "0", "0.0", "false", "no", "none", "null", "off", "[]", "{}")
 MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
          "model", "model_id_or_path", "config_name")  # fmt: skip
 """Plain names of the option of a trainer that names the model, the first of them first."""
+ON_PROCESSORS = "training runs on processors: time and memory"
+"""What words change that put it there."""
 MAGIC = frozenset("*?[")
 """What makes a name a pattern."""
 

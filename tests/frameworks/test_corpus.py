@@ -22,6 +22,8 @@ QUICK = (
     "openrlhf-llama3-8b-sft",
 )  # fmt: skip
 """Dense models and mixtures from frameworks that say most things differently, with few microbatches."""
+SHARDS_FP32 = ("torchtitan", "torchtitan-eager", "fsdp", "huggingface", "verl", "automodel")
+"""Stacks that shard parameters and gradients in fp32."""
 TARGETS = {
     "shell": ("megatron", "train.sh"), "megatron-yaml": ("megatron", "model.yaml"),
     "toml": ("torchtitan-0.2", "job.toml"), "torchtitan": ("torchtitan", "models/llama3/config_registry.py:recipe"),
@@ -232,7 +234,7 @@ def state_bytes(known, plan, cluster):
         kept, sharded = 4, 4
     elif plan.stack == "deepspeed" and zero > 1:
         kept, sharded = 2, 14
-    elif plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface", "verl", "automodel"):
+    elif plan.numerics.precision == "fp32" or plan.stack in SHARDS_FP32:
         kept, sharded = 8, 8
     else:
         kept, sharded = 2 + (2 if plan.numerics.grad_dtype == "bf16" else 4), 12

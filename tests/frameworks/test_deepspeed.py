@@ -284,3 +284,29 @@ def test_parameters_leave_the_device_at_stage_3_alone(zero, optimizer, parameter
     values = found.plan.flat_values()
     assert (values["offload_optimizer"] or "none", values["offload_parameters"] or "none") == (optimizer, parameters)
     assert load_reader("deepspeed").words.sort((), found.words.unread).is_understood
+
+
+@pytest.mark.parametrize(
+    ("section", "decides"),
+    [
+        ({"stage": 3, "stage3_max_live_parameters": 1e9, "stage3_param_persistence_threshold": 1e5}, []),
+        ({"stage": 3, "stage3_max_live_parameters": 1e10, "stage3_max_reuse_distance": 1e10},
+         ["stage3_max_live_parameters", "stage3_max_reuse_distance"]),
+        ({"stage": 3, "stage3_param_persistence_threshold": 1e9}, ["stage3_param_persistence_threshold"]),
+        ({"stage": 2, "stage3_param_persistence_threshold": 1e9}, []),
+    ],
+)  # fmt: skip
+def test_parameters_that_stay_gathered_decide(section, decides):
+    """Limits above the defaults, in which a layer is gathered at a time, under ZeRO-3 alone."""
+    data = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": section}
+    account = load_reader("deepspeed").words.sort((), read(json.dumps(data), "a.json", "deepspeed").words.unread)
+    assert list(account.deciding) == [f"zero_optimization.{name}" for name in decides]
+    assert not account.unknown
+
+
+@pytest.mark.parametrize("key", ["bf16_master_weights_and_grads", "bf16_optimizer_states"])
+def test_states_of_16_bits_decide(key):
+    """They are no part of what its config says of bf16 else."""
+    data = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, key: True}}
+    account = load_reader("deepspeed").words.sort((), read(json.dumps(data), "a.json", "deepspeed").words.unread)
+    assert list(account.deciding) == [f"bf16.{key}"]

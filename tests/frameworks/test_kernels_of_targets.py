@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.frameworks import TARGETS, load_target, read, unsupported
+from simpar.frameworks import TARGETS, load_reader, load_target, read, unsupported
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
@@ -11,8 +11,6 @@ from .conftest import TRAINING, checked, exported
 TRAINERS = {"transformers": "training_args.json", "trl": "sft.yaml", "axolotl": "axolotl.yaml",
             "llama-factory": "train.yaml"}  # fmt: skip
 READ_BACK = [
-    ("torchtitan", "simpar_recipe.py", {"fused_kernels": "norm"}),
-    ("torchtitan-0.2", "torchtitan.toml", {"fused_kernels": "norm"}),
     ("torchtitan-0.2", "torchtitan.toml", {"optimizer_kernels": "foreach"}),
     ("torchtitan-0.2", "torchtitan.toml", {"optimizer_kernels": "single"}),
     ("torchtitan-0.2", "torchtitan.toml", {"update_in_backward": True}),
@@ -28,6 +26,20 @@ def files_of(target, **choices):
     micro = TRAINING.global_batch // 8  # one microbatch
     model = "llama-3-8b" if target == "nanotron" else "llama-3.1-8b"
     return exported(target, checked(model, dp=8, micro_batch=micro, **own, **choices))
+
+
+@pytest.mark.parametrize(
+    ("target", "file"), [("torchtitan", "simpar_recipe.py"), ("torchtitan-0.2", "torchtitan.toml")]
+)
+def test_layers_that_are_not_compiled_are_those_of_the_eager_stack(target, file):
+    """Whose loss is not compiled either, nor where nothing is said of it."""
+    compiled, eager = (files_of(target, **({"fused_kernels": kind} if kind else {}))[file] for kind in (None, "norm"))
+    assert [read(text, file, target).plan.stack for text in (compiled, eager)] == ["torchtitan", "torchtitan-eager"]
+    if file.endswith("toml"):
+        assert read(compiled.replace("[compile]\nenable = true\n", ""), file, target).plan.stack == "torchtitan-eager"
+        loss = read(compiled.replace("enable = true", 'enable = true\ncomponents = ["loss"]'), file, target)
+        words = load_reader(target).words.sort((), loss.words.unread)
+        assert (loss.plan.stack, "compile.components" in words.deciding) == ("torchtitan-eager", True)
 
 
 @pytest.mark.parametrize(("target", "file", "choice"), READ_BACK)

@@ -200,3 +200,20 @@ def test_words_that_decide_where_they_are_off(words: str, capacity: float | None
     result = imported(f"model_name=mixtral-8x7b {words}")
     account = READER.words.sort(result.words.used, result.words.unread)
     assert (result.plan.experts.capacity_factor, set(account.deciding), account.unknown) == (capacity, decides, ())
+
+
+@pytest.mark.parametrize(
+    ("word", "decides"),
+    [
+        ("hardware=cpu", True),
+        ("hardware=gpu", False),
+        ("logits_dot_in_fp32=true", True),
+        ("logits_dot_in_fp32=false", False),
+    ],
+)
+def test_processors_and_wide_logits_decide(word, decides, tmp_path, monkeypatch):
+    """They were without effect."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yml").write_text("model_name: llama3-8b\nper_device_batch_size: 1\nmax_target_length: 2048\n")
+    found = read(f"python3 -m MaxText.train base.yml {word}", "the command", "maxtext")
+    assert bool(READER.words.sort((), found.words.unread).deciding) is decides

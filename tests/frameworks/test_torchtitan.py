@@ -278,7 +278,7 @@ filter_fqns = "output"
     by_row = read(text.replace("[float8]", '[float8]\nrecipe_name = "rowwise"'), "llama3_405b.toml", "torchtitan-0.2")
     assert by_row.plan.numerics.precision == "fp8_rowwise"
     assert (plan.micro_batch, plan.training) == (2, {"seq_len": 8192})
-    assert found.ignored == ("training.compile", "float8.filter_fqns")
+    assert (found.ignored, plan.stack) == (("float8.filter_fqns",), "torchtitan")
 
 
 @pytest.mark.parametrize("target", FILES)
@@ -387,3 +387,36 @@ def test_a_diffusion_model_is_refused(tmp_path):
     path.write_text(CHECKOUT.replace("from . import model_registry", ""))
     with pytest.raises(UserError, match="a diffusion model: not modelled"):
         read(path.read_text(), f"{path}:qwen3_8b", "torchtitan")
+
+
+def test_products_overlap_where_layers_are_compiled_only():
+    """Asynchronous tensor parallelism is made by the compiler."""
+    for kind, is_lost in (("norm", True), ("compiled", False)):
+        plan = checked("llama-3.1-8b", tp=2, dp=4, zero=3, fused_kernels=kind, tensor_parallel={"overlap": True})
+        reasons = unsupported(plan, load_model("llama-3.1-8b"), TRAINING, "torchtitan-0.2")
+        assert any("compiled only" in reason for reason in reasons) is is_lost
+
+
+def test_converters_that_a_registry_applies_are_the_models(tmp_path):
+    """The function of a checkout builds them one after the other; they were lost, with the model's name."""
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "def model_registry(flavor, converters=None):\n"
+        "    config = llama3_configs[flavor]()\n"
+        "    if converters is not None:\n"
+        "        for c in converters:\n"
+        "            config = c.build().convert(config)\n"
+        "    return ModelSpec(name='llama3', flavor=flavor, model=config)\n"
+    )
+    (folder / "config_registry.py").write_text(
+        "from . import model_registry\n"
+        "def of_8b():\n"
+        "    return Trainer.Config(model_spec=model_registry('8B', converters=[MXFP8LinearConverter.Config()]),\n"
+        "        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),\n"
+        "        training=TrainingConfig(local_batch_size=1, seq_len=8192),\n"
+        "        parallelism=ParallelismConfig(tensor_parallel_degree=2))\n"
+    )
+    found = given_words([f"{folder / 'config_registry.py'}:of_8b"]).found
+    assert (found.plan.model, found.plan.numerics.precision) == ("llama-3.1-8b", "mxfp8")
+    assert any("made in pieces" in note for note in found.notes)

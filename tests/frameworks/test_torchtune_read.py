@@ -122,3 +122,12 @@ def test_a_builder_of_layers_has_the_sizes_that_are_said(component: str, sizes: 
         read(text.replace("num_heads: 32, ", "").replace("num_heads: 14, ", ""), "a.yaml", "torchtune")
     with pytest.raises(UserError, match="gemma2 with sizes of its own"):
         read(text.replace(component, "gemma2.gemma2"), "a.yaml", "torchtune")
+
+
+def test_the_device_decides_and_offloading_has_an_earlier_name() -> None:
+    """Processors are no devices; ``fsdp.cpu_offload`` is the switch before 0.2."""
+    for device, decides in (("cuda", False), ("cpu", True)):
+        words = read(f"{RUN} device={device}", "job.sh", "torchtune").words
+        assert ("device" in load_reader("torchtune").words.sort((), words.unread).deciding) is decides
+    plan = read(f"{RUN} fsdp.cpu_offload=True", "job.sh", "torchtune").plan.flat_values()
+    assert (plan["offload_optimizer"], plan["offload_parameters"]) == ("cpu", "cpu")
