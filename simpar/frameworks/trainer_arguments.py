@@ -19,8 +19,24 @@ from simpar.frameworks.words import OFF, RATES, ReadWords, WordTable, plain, rat
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt", "autotrain")
 """Programs that start a training script themselves; their first word says what they do."""
-INSTALLS = ("install", "uninstall", "download")
-"""Words of package managers, behind which names are those of packages."""
+INSTALLS = ("install", "uninstall", "download", "activate", "load", "workon", "pull")
+"""Words of managers of packages, environments and modules, behind which names are those of such."""
+NAMES_OTHERS = (
+    "-m",
+    "--module",
+    "-n",
+    "--name",
+    "-p",
+    "--prefix",
+    "--with",
+    "--extra",
+    "--group",
+    "--package",
+    "--env",
+)
+"""Flags before a command whose value is the name of a module, an environment or a package."""
+ABOUT_ITSELF = ("--version", "--help", "-h", "version", "help", "env")
+"""What a program says of itself."""
 ABOUT_FILES = ("git", "cd", "ls", "cp", "mv", "rm", "mkdir", "ln", "chmod", "wget", "curl", "tar", "rsync", "which")
 """Programs that start none: names behind them are those of files and folders."""
 CONFIGS = (".yaml", ".yml", ".json")
@@ -71,7 +87,11 @@ class TrainerCommand:
 def split_command(words: Sequence[str]) -> TrainerCommand | None:
     """The parts of a command; None if it starts neither a script nor a program of a trainer."""
     at = _script_at(words)
-    if at is None or PurePath(words[0]).name in (*PRINTING, *ABOUT_FILES):
+    if (
+        at is None
+        or PurePath(words[0]).name in (*PRINTING, *ABOUT_FILES)
+        or set(words[at + 1 : at + 2]) & set(ABOUT_ITSELF)
+    ):
         return None
     flags, written, loose = _flags(words[at + 1 :])
     return TrainerCommand(tuple(words[:at]), words[at], flags, written, loose)
@@ -82,7 +102,7 @@ def _script_at(words: Sequence[str]) -> int | None:
         name = PurePath(word).name
         if word in INSTALLS:
             return None
-        if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in ("-m", "--module"))):
+        if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in NAMES_OTHERS)):
             return at
         if word in ("-m", "--module") and at + 1 < len(words) and words[at + 1] not in (*LAUNCHED_AS, *LAUNCHERS):
             return at + 1

@@ -5,6 +5,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, read
 from simpar.preflight.given import given_words
+from simpar.preflight.launcher import launch_of
 
 TRAIN = "python train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2"
 
@@ -124,3 +125,23 @@ def test_scripts_that_use_a_model_are_no_launches(script):
     """By their name, where they have no argument of training."""
     start = f"python {script} --model_name_or_path Qwen/Qwen3-8B --load_in_4bit --max_length 2048"
     assert (kinds(start), kinds(f"{start} --learning_rate 1e-5")) == (None, "transformers")
+
+
+@pytest.mark.parametrize("name", ["trl", "axolotl", "unsloth"])
+@pytest.mark.parametrize("before", ["conda activate {}", "module load {}", "micromamba activate {}", "{} --version"])
+def test_environments_have_the_names_of_frameworks(before, name):
+    """What activates one starts nothing, nor does what runs a command in it."""
+    text = f"{before.format(name)}\naccelerate launch --num_processes 2 {TRAIN.removeprefix('python ')}\n"
+    (found,) = {read(text, "train.sh", kinds_of(text)).plan.model}
+    assert (found, kinds_of(text)) == ("llama-3.1-8b", "transformers")
+
+
+@pytest.mark.parametrize("before", ["uv run --with trl", "conda run -n axolotl", "uv run --extra unsloth"])
+def test_commands_run_in_environments_of_such_names(before):
+    """Of the command alone it depends whose it is."""
+    assert kinds(f"{before} torchrun --nproc_per_node 2 {TRAIN.removeprefix('python ')}") == "transformers"
+
+
+def kinds_of(text):
+    """The reader of a script."""
+    return launch_of(text, "train.sh").target
