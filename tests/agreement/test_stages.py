@@ -124,6 +124,14 @@ def test_stages_of_one_kind_are_the_uniform_plan(stack, flat, model, hardware):
     assert answers(staged) == answers(uniform)
 
 
+def test_owners_of_whole_arrays_broadcast_them_where_operators_have_roles():
+    """InternEvo's, behind the update, as in the uniform plan."""
+    plan = simpar.Plan(tp=4, zero=1, kind="ddp", micro_batch=1, overlap_param_gather=False)
+    uniform, staged = both(small("gpt2-medium"), plan, stack="internevo")
+    assert answers(staged) == answers(uniform)
+    assert "broadcast" in staged.communication["dp"].algorithm
+
+
 def test_a_vocabulary_that_is_kept_whole_has_no_roles():
     """One line says so."""
     plan = simpar.Plan(tp=2, dp=8, kind="ddp")

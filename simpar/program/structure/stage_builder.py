@@ -349,7 +349,7 @@ class RolesBuilder(ActionBuilder):
             note(axes_group((axis,)), (axis,), "all_gather")
         for axes, _ in self._held_by:
             if axes:
-                note(axes_group(axes, DENSE), axes, "reduce_scatter", "all_gather")
+                note(axes_group(axes, DENSE), axes, "reduce_scatter", "all_gather", self.sync.late_gather_op)
         for each in self.sync.replicas:
             for group, op, _ in self.sync.reduce_ops(each):
                 note(group, (), op)
