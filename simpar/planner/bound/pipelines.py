@@ -18,7 +18,7 @@ from simpar.planner.bound.lockstep import place_of
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
 from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
 from simpar.planner.space.jobs import RowJobs
-from simpar.planner.space.table import factorize, group_indices, stride
+from simpar.planner.space.table import are_among, factorize, group_indices, stride
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.units import Flags, Floats, Ints, unique
 
@@ -276,7 +276,7 @@ class Pipelines:
         rows, senders = self.jobs.rows, self._senders_of(shape)
         code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
         codes, values = self._sent.get((senders.number, timed), (code[:0], np.zeros((0, *size))))
-        new = np.flatnonzero(~_found(codes, code))
+        new = np.flatnonzero(~are_among(code, codes))
         if len(new):
             new = new[np.unique(code[new], return_index=True)[1]]
             pipes, made = which[new], np.empty((len(new), *size))
@@ -382,9 +382,3 @@ class Pipelines:
     def _meshes(self) -> Ints:
         """A number for the mesh of every pipeline."""
         return self.jobs.rows.subset(self.row).number((*DEGREES, "etp", "order"))
-
-
-def _found(among: Ints, values: Ints) -> Flags:
-    """Which values are among others, which ascend."""
-    at = np.searchsorted(among, values)
-    return np.asarray(np.append(among, -1)[at] == values)

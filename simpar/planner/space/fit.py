@@ -38,7 +38,7 @@ from simpar.plan.schedules import HALF_SCHEDULES, producer_of
 from simpar.plan.schedules.actions import Schedule
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import fill_dp
-from simpar.planner.space.table import ROW_BATCH, Rows, factorize
+from simpar.planner.space.table import ROW_BATCH, Rows, are_among, factorize
 from simpar.stacks.stack import AllocatorHabits
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import load_error_table
@@ -205,7 +205,7 @@ class Flights:
         if recompute not in self._known:
             self._known[recompute] = code, self._make(recompute, pipes)
         codes, flight = self._known[recompute]
-        if (new := ~np.isin(code, codes)).any():
+        if (new := ~are_among(code, np.sort(codes))).any():
             codes = np.append(codes, code[new])
             flight = flight.beside(self._make(recompute, tuple(column[new] for column in pipes)))
             self._known[recompute] = codes, flight

@@ -187,6 +187,12 @@ def factorize(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     return first, code
 
 
+def are_among(values: Ints, ascending: Ints) -> Flags:
+    """Which values are among others, which ascend: as ``np.isin``, which imports masked arrays and sorts again."""
+    at = np.searchsorted(ascending, values)
+    return np.asarray(at < len(ascending)) & (np.append(ascending, 0)[at] == values)
+
+
 def stride(rows: Rows, axis: str) -> Ints:
     """The distance of neighbours along an axis of the mesh, int64[rows]: the product of the faster axes."""
     orders = [split_order(order) for order in rows.domain["order"]]

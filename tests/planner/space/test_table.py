@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.planner.space.table import factorize, group_indices
+from simpar.planner.space.table import are_among, factorize, group_indices
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int8, np.bool_])
@@ -26,3 +26,11 @@ def test_equal_numbers_come_together() -> None:
     groups = [group.tolist() for group in group_indices(np.array([7, 2, 7, 0, 2, 7]))]
     assert groups == [[3], [1, 4], [0, 2, 5]]
     assert not list(group_indices(np.zeros(0, dtype=np.int64)))
+
+
+def test_values_are_found_among_others_that_ascend() -> None:
+    """As numpy finds them, also behind the last and among none."""
+    rng = np.random.default_rng(3)
+    for size in (0, 1, 40):
+        ascending, values = np.sort(rng.integers(-5, 60, size)), rng.integers(-9, 70, 200)
+        assert are_among(values, ascending).tolist() == np.isin(values, ascending).tolist()
