@@ -12,6 +12,7 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
+from simpar.cost.memory.outputs import output_notes
 from simpar.cost.memory.widths import holds_whole
 from simpar.cost.offload import host_notes
 from simpar.cost.power import device_w, input_w
@@ -388,6 +389,8 @@ def _stack_habits(context: SummaryInputs) -> Iterator[str]:
     is_said = asked is not None and asked.data_parallel.defer_grad_reduce is not None
     if job.accumulates and not is_said and holds_whole(job.layout, job.stack):
         yield WAITS.format(job.layout.num_microbatches(job.training.global_batch))
+    if asked is None or asked.execution.kept_outputs is None:
+        yield from output_notes(job.layout, job.stack, job.layout.num_microbatches(job.training.global_batch))
 
 
 def _model_facts(job: TrainingJob, of_plan: Iterable[str]) -> dict[str, Any]:

@@ -63,6 +63,19 @@ def test_they_are_in_the_parts_of_a_stage_and_in_its_curve() -> None:
         assert max(max(curve.total_bytes) for curve in curves) == pytest.approx(memory.peak_memory_bytes, rel=1e-3)
 
 
+def test_a_plan_that_leaves_their_number_open_is_told() -> None:
+    """Where there are more than recipes have in a run of the schedule; not if it is said, or without a pipeline."""
+
+    def told(**plan: object) -> bool:
+        setup = simpar.simulate("gpt2", "dgx-h100", {"zero": 3, **plan}, TRAINING, stack="automodel").setup
+        return any("kept on the last stage" in each for each in setup.model.get("assumed", ()))
+
+    assert told(pp=2)
+    assert not told(pp=2, kept_outputs=16)
+    assert not told(pp=2, micro_batch=2)  # 8 microbatches
+    assert not told()
+
+
 def test_only_the_last_stage_of_a_pipeline_keeps_them() -> None:
     """Not the first one, nor one rank alone; torchtitan asks its schedule for none, NeMo Automodel does not."""
     assert set(outputs(0, pp=4, dp=2, kept_outputs=8).values()) == {0.0}

@@ -16,6 +16,19 @@ from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import Numbers
 
+KEPT = (
+    "outputs of all {} microbatches kept on the last stage until the schedule has ended, as the stack has torch's "
+    "runtime do it (plan.execution.kept_outputs says fewer, where a step runs the schedule several times)"
+)
+FEW = 8
+"""The most microbatches that public recipes of NeMo Automodel have in a run of the schedule."""
+
+
+def output_notes(layout: Layout, stack: Stack, microbatches: int) -> list[str]:
+    """What is assumed where a stack keeps the outputs of more microbatches than recipes have in a run."""
+    is_many = bool(layout.is_pipelined) and min(microbatches, stack.memory.kept_outputs) > FEW
+    return [KEPT.format(microbatches)] if is_many else []
+
 
 def output_terms(held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, update_bytes: Numbers) -> tuple[Term, ...]:
     """Terms of the logits of kept microbatches on the rank with the head, and of their joining.
