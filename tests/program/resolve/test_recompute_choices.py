@@ -136,6 +136,44 @@ def test_integer_programs_find_nothing_faster(seed: int, budget: float) -> None:
         assert ours_bytes <= solved_bytes * (1 + 1e-9)
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), budget=st.floats(0.1, 1.0))
+def test_equal_chunks_may_change_places(seed: int, budget: float) -> None:
+    """Of equal runs, those with more in flight keep no more: what HiGHS then finds is what is enumerated."""
+    draw = np.random.default_rng(seed)
+    values = draw.uniform(0, 5, (int(draw.integers(2, 5)), 3)).round(int(draw.integers(0, 3)))
+    run = LayerRun(
+        int(draw.integers(1, 4)), tuple(RecomputeChoice(f"m{at}", 1, *each) for at, each in enumerate(values.tolist()))
+    )
+    count = int(draw.integers(2, 6))
+    in_flight = draw.integers(0, 4, (int(draw.integers(1, 4)), count)).astype(float)
+    if draw.random() < 0.7:  # as in the chunks of a rank
+        in_flight = -np.sort(-in_flight, axis=1)
+    most = values[:, 1].max() + (in_flight.sum(axis=1) * run.length * values[:, 0].max()).max()
+
+    def again_s() -> float:
+        try:
+            return sum(seconds(one) for one in choose([run] * count, in_flight, budget * most))
+        except Infeasible:
+            return np.inf
+
+    ours_s = again_s()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastest_mix, "MOST_MIXES", 0)
+        assert again_s() == pytest.approx(ours_s, rel=1e-5, abs=1e-12)
+
+
+def test_forty_equal_chunks_are_solved() -> None:
+    """Those of an interleaved pipeline: permutations of mixes are not tried one by one."""
+    sizes = [(600, 1, 0), (599, 2, 620), (33, 3, 7359), (533, 2, 59), (532, 3, 679), (248, 4, 4885), (247, 5, 5505)]
+    choices = tuple(RecomputeChoice(f"m{at}", 1, *each) for at, each in enumerate(sizes))
+    moments = [[4] * k + [2] * (40 - 2 * k - 1) + [1] + [0] * k for k in range(20)]
+    taken = choose([LayerRun(1, choices)] * 40, np.array(moments, dtype=float), 40_000.0)
+    saved = [sum(choice.saved_bytes * count for choice, count in one) for one in taken]
+    assert saved == sorted(saved)
+    assert max(np.array(moments) @ saved) <= 40_000.0
+
+
 def test_what_compiled_code_prints_is_dropped(capfd) -> None:  # type: ignore[no-untyped-def]
     """Also what waits in the buffer of C, while our own words before and behind come through."""
     os.write(1, b"before ")
