@@ -187,7 +187,7 @@ class Emitter:
             stream_class=np.repeat(np.arange(quotient.num_classes), len(names)),
             routes=self.network.program_routes(),
             memory=memory,
-            labels=tuple(Label(*key) for key in self._labels),
+            labels=tuple(map(Label._make, self._labels)),
             class_names=tuple(f"class {index}" for index in range(quotient.num_classes)),
             multiplicity=quotient.multiplicity,
         )

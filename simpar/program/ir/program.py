@@ -16,6 +16,7 @@ class that stands for several equal flows counts with their number on one link. 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,8 +34,7 @@ class ProgramError(ValueError):
     """A Program that breaks a rule of its own or cannot finish; the message names the op, link or stream."""
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """What an op is: ``kind`` (forward, dp, ...), a readable ``name`` and the model layer (-1: none)."""
 
     kind: str
