@@ -365,8 +365,8 @@ def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, l
         if form := value(bits):
             yield f"--{bits}-format", [str(form)]
             yield f"--{bits}-recipe", [str(value(f"{bits}_recipe") or recipe)]
-            said = (value(f"{bits}_{name}") for name in ("param_gather", "param", "params"))
-            if next((each for each in said if each is not None), False) is True:
+            gathers = (value(f"{bits}_{name}") for name in ("param_gather", "param", "params"))
+            if next((each for each in gathers if each is not None), False) is True:
                 yield GATHERS[f"--{bits}-format"], []
                 given.get("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
     said = (value("grad_reduce_in_fp32"), given.get("ddp.grad_reduce_in_fp32"))  # the first overrides the second

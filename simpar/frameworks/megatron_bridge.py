@@ -215,8 +215,8 @@ def _module(s: Subject, given: Options) -> str:
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
-        fields = ", ".join(f"{field}={value}" for field, value in told.items())
-        value = f"replace({name}, {fields})" if changed else repr(precision)
+        changes = ", ".join(f"{field}={value}" for field, value in told.items())
+        value = f"replace({name}, {changes})" if changed else repr(precision)
         lines.append(f"        mixed_precision={value},")
     return "\n".join([*lines, "    )"]) + "\n"
 

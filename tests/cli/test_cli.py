@@ -44,7 +44,7 @@ FROZEN_FLAGS = {
     "--sequence-parallel/--no-sequence-parallel", "--schedule", "--recompute", "--precision", "--optimizer",
     "--lora-rank", "--frozen-dtype", "--qlora",
     "--stack", "--set", "--json", "--csv", "--trace", "--timeline", "--memory-plot", "--html", "--advise", "--engine",
-    "--seed", "--flops-convention", "--require-fit", "--rl",
+    "--seed", "--flops-convention", "--require-fit", "--rl", "--jobs",
 }  # fmt: skip
 
 

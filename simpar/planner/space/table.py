@@ -190,7 +190,7 @@ def factorize(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
 def are_among(values: Ints, ascending: Ints) -> Flags:
     """Which values are among others, which ascend: as ``np.isin``, which imports masked arrays and sorts again."""
     at = np.searchsorted(ascending, values)
-    return np.asarray(at < len(ascending)) & (np.append(ascending, 0)[at] == values)
+    return np.asarray((at < len(ascending)) & (np.append(ascending, 0)[at] == values))
 
 
 def stride(rows: Rows, axis: str) -> Ints:
