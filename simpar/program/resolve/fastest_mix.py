@@ -105,19 +105,24 @@ def fastest_mix(
     excess = [_excess(run, price) for run in runs]
     slowest_ps = sum(run.length * float((run.again_ps / run.layers).max()) for run in runs)
     lower_ps = price.bound_ps * (1 - ROUNDING) - 1.0
-    widest = min(most_ps, slowest_ps) - lower_ps
+
+    def reach(time_ps: float) -> float:
+        """The gap within which all mixes of at most this time are, whatever is rounded."""
+        return time_ps * (1 + ROUNDING) + 1.0 - lower_ps
+
+    widest = reach(min(most_ps, slowest_ps))
     gap = max(FIRST_GAP * (slowest_ps - lower_ps), 1.0)
     while widest >= 0:
         gap = min(gap, widest)
         mix = _within_gap(runs, excess, limit_bytes, gap)
         if mix is not None and mix.again_ps <= lower_ps + gap:
-            return mix
+            return mix if mix.again_ps <= most_ps else None
         if gap == widest:
             break
         if mix is None:
             gap *= WIDER
         else:
-            gap = widest = min(widest, mix.again_ps - lower_ps)
+            gap = widest = min(widest, reach(mix.again_ps))
     return None
 
 

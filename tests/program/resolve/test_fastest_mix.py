@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simpar.program.resolve import fastest_mix as module
@@ -42,6 +42,7 @@ def by_trying(runs: list[RunColumns], limit: float) -> tuple[int, float] | None:
 
 
 @settings(max_examples=60, deadline=None)
+@example(seed=123773560)  # its time less the bound, and the bound, sum to a little less than its time
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_best_of_all_mixes_is_found(seed: int) -> None:
     """Trying all of them gives the same time and bytes, which the price bounds from below."""
