@@ -60,6 +60,7 @@ def main():
         if torch.distributed.get_rank() == 0:
             whole = loss.item() * given.gradient_accumulation_steps
             print(f"step {{step}}: loss {{whole:.4f}}, {{time.perf_counter() - start:.3f}} s")
+    torch.distributed.destroy_process_group()
 '''
 _RECOMPUTE = """    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed.fsdp as fsdp
 from torch.distributed.fsdp import ShardingStrategy
 
+from simpar.runtime.worker import leave
+
 library = types.ModuleType("torch.sagemaker")  # its container is not public
 library.init, library.transform = lambda: None, lambda model: model
 sys.modules["torch.sagemaker"] = torch.sagemaker = library
@@ -39,6 +41,7 @@ class OneGroup(fsdp.FullyShardedDataParallel):  # the library makes the groups o
 fsdp.FullyShardedDataParallel = OneGroup
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
+leave(0)
 """
 CONFIG = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
