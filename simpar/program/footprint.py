@@ -199,7 +199,7 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
     if layout.encoder_layers:  # the stages of text, without the encoder in their bubbles
         schedule = schedule_of(replace(layout, encoder_costs=None), job.training)
     own = schedule if layout.schedule == CUSTOM or looks_at_costs(layout.schedule) else None
-    pipe = np.array([[ranks], [chunks], [layout.num_microbatches(job.training.global_batch)]])
+    pipe = np.array([[ranks], [chunks], [job.num_microbatches]])
     layers = {(ranks, chunks): layout.stage_layers(len(graph.layers))}
     graph = replace(graph, layers=graph.layers[layout.encoder_layers :])
     first = np.zeros(1, dtype=np.int64)

@@ -114,8 +114,7 @@ def _terms_alone(builder: ActionBuilder, piece: StageBlock) -> dict[tuple[str, s
         return {}
     job = builder.job
     first, last = (int(piece.block is end) for end in (job.graph.embedding, job.graph.head))
-    microbatches = job.layout.num_microbatches(job.training.global_batch)
-    held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks, microbatches)
+    held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks, job.num_microbatches)
     terms = held_memory(job.graph, held, builder.view.tensor, job.layout, job.stack, job.kernels.device).terms
     return {_key(term): float(np.sum(term.size_bytes)) for term in terms}
 

@@ -27,9 +27,14 @@ class TrainingJob:
     others: tuple[KernelModel, ...] = ()
 
     @property
+    def num_microbatches(self) -> int:
+        """Microbatches of a step on every data-parallel rank."""
+        return self.layout.num_microbatches(self.training.global_batch)
+
+    @property
     def accumulates(self) -> bool:
         """Whether a step has several microbatches."""
-        return self.layout.num_microbatches(self.training.global_batch) > 1
+        return self.num_microbatches > 1
 
     def on(self, device: int) -> TrainingJob:
         """The job as run on the kind of device with that index (0: the first)."""

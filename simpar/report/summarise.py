@@ -363,7 +363,7 @@ def _setup(context: SummaryInputs) -> Setup:
         plan=stated.model_dump(mode="json"),
         asked={} if context.asked is None else _asked(context.asked, stated),
         training=job.training.model_dump(),
-        num_microbatches=int(job.layout.num_microbatches(job.training.global_batch)),
+        num_microbatches=int(job.num_microbatches),
         model=_model_facts(job, (context.assumed, *_stack_habits(context))),
         cluster=recorded(cluster),
         engine={"name": context.engine, "ops": len(context.lowered.program), "seed": context.perturbation.seed},
@@ -388,9 +388,9 @@ def _stack_habits(context: SummaryInputs) -> Iterator[str]:
     job, asked = context.job, context.asked
     is_said = asked is not None and asked.data_parallel.defer_grad_reduce is not None
     if job.accumulates and not is_said and holds_whole(job.layout, job.stack):
-        yield WAITS.format(job.layout.num_microbatches(job.training.global_batch))
+        yield WAITS.format(job.num_microbatches)
     if asked is None or asked.execution.kept_outputs is None:
-        yield from output_notes(job.layout, job.stack, job.layout.num_microbatches(job.training.global_batch))
+        yield from output_notes(job.layout, job.stack, job.num_microbatches)
 
 
 def _model_facts(job: TrainingJob, of_plan: Iterable[str]) -> dict[str, Any]:

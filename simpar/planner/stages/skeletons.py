@@ -82,22 +82,18 @@ class Skeleton:
         """The cut whose slowest stage is fastest, int64[1, stages]; a checked plan has a block for every stage."""
         return np.array([find_fastest_cut(self.costs_ns)])
 
-    @property
-    def _microbatches(self) -> int:
-        return self.job.layout.num_microbatches(self.job.training.global_batch)
-
     def _step_s(self, passes_ns: Floats) -> Floats:
         """Seconds of steps from the nanoseconds of their passes."""
         return np.asarray(self.job.stack.step_s(passes_ns))
 
     def _slowest_ns(self, cuts: Ints) -> Floats:
         """Nanoseconds of all microbatches on the slowest stage of cuts int64[n, stages]."""
-        return np.asarray(self._microbatches * _sums(self.costs_ns, cuts).max(axis=1))
+        return np.asarray(self.job.num_microbatches * _sums(self.costs_ns, cuts).max(axis=1))
 
     def cuts_below(self, limit_s: float, at_most: int) -> Ints | None:
         """All cuts whose slowest stage allows a step below ``limit_s``; None if there are more than ``at_most``."""
         passes_s = limit_s - self.job.stack.launch.step_overhead_s
-        return cuts_within(self.costs_ns, passes_s * NS_PER_S / self._microbatches, at_most)
+        return cuts_within(self.costs_ns, passes_s * NS_PER_S / self.job.num_microbatches, at_most)
 
     def bounds_s(self, cuts: Ints) -> Floats:
         """Lower bounds of the steps of cuts int64[n, stages] in seconds: float64[n].

@@ -66,8 +66,7 @@ def choose_slices(job: TrainingJob, cluster: Cluster) -> tuple[int, ...]:
             dims = stack_dims([view.dims for view in views])
             own = replace(alone, builder=replace(alone.builder, view=replace(views[0], dims=dims)))
             times[tuple(np.array(at).T)] = slowest_stage_ns(own, len(at)) / NS_PER_S
-    microbatches = job.layout.num_microbatches(job.training.global_batch)
-    return tuple(n * unit for n in find_fastest_slices(times, len(alone.builder.pieces), microbatches))
+    return tuple(n * unit for n in find_fastest_slices(times, len(alone.builder.pieces), job.num_microbatches))
 
 
 def stack_dims(dims: Sequence[RankDims]) -> RankDims:

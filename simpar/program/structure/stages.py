@@ -466,8 +466,7 @@ class StageBuilder(ActionBuilder):
         alike = (*count.items(), *ends)
         if alike not in self._static:
             counted = tuple((block, count[name]) for name, block in known.items())
-            microbatches = job.layout.num_microbatches(job.training.global_batch)
-            held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks, microbatches)
+            held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks, job.num_microbatches)
             self._static[alike] = held_memory(
                 job.graph, held, self.view.tensor, job.layout, job.stack, job.kernels.device
             )
