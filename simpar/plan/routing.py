@@ -137,7 +137,7 @@ def max_rank_load_deviation(routing: Routing, choice: DecidedExperts, ranks: int
 def expert_load_spread(routing: Routing, choice: DecidedExperts) -> float:
     """Standard deviation of the loads of experts over their mean."""
     if choice.expert_distribution == "power_law" and choice.expert_imbalance:
-        return float(np.std(_power_law(routing, choice.expert_imbalance, _DRAWS, 0), axis=1).mean())
+        return _spread_of_power_law(routing, choice.expert_imbalance)
     return choice.expert_imbalance
 
 
@@ -154,10 +154,24 @@ def _power_law(routing: Routing, exponent: float, draws: int, seed: int) -> NDAr
     return np.asarray(drawn / drawn.mean(axis=1, keepdims=True))
 
 
+@lru_cache(maxsize=4)
+def _many_of_power_law(routing: Routing, exponent: float) -> NDArray[np.float64]:
+    """The draws over which expectations are taken, float64[_DRAWS, experts], for reading only."""
+    result = _power_law(routing, exponent, _DRAWS, 0)
+    result.setflags(write=False)
+    return result
+
+
+@lru_cache(maxsize=64)
+def _spread_of_power_law(routing: Routing, exponent: float) -> float:
+    """Standard deviation of the loads of experts over their mean."""
+    return float(np.std(_many_of_power_law(routing, exponent), axis=1).mean())
+
+
 @lru_cache(maxsize=64)
 def _fullest_of_power_law(routing: Routing, exponent: float, ranks: int) -> tuple[float, float]:
     """(Mean, standard deviation) of the load of the fullest of ``ranks`` ranks over the mean."""
-    loads = _power_law(routing, exponent, _DRAWS, 0)
+    loads = _many_of_power_law(routing, exponent)
     fullest = loads.reshape(_DRAWS, int(ranks), -1).mean(axis=2).max(axis=1)
     return float(fullest.mean()), float(fullest.std())
 
