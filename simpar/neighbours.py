@@ -21,6 +21,7 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.frameworks.framework import StackFramework, framework_of
+from simpar.frameworks.subject import without_idle
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.decide import decide
 from simpar.layout.deciders import state_choices
@@ -67,11 +68,6 @@ class TriedChange:
     not_with: str = ""
 
     @property
-    def plan(self) -> dict[str, Any] | None:
-        """The plan that it resolved to."""
-        return None if self.result is None else self.result.setup.plan
-
-    @property
     def trial(self) -> Trial:
         """Its figures."""
         if self.result is None:
@@ -108,8 +104,9 @@ def advise(
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
     run = PlanChanger.of(result, inputs, progress)
-    first = _distinct(run.all_of(single_changes(plan, target_of(inputs)), workers))
-    tried_changes = _distinct([*first, *run.all_of(_pairs(result, first), workers)])
+    training = as_training(inputs["training"])
+    first = _distinct(run.all_of(single_changes(plan, target_of(inputs)), workers), training)
+    tried_changes = _distinct([*first, *run.all_of(_pairs(result, first), workers)], training)
     trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     told = tuple(_hints(advised, _met(result, tried_changes, inputs)))
@@ -130,10 +127,10 @@ def target_of(inputs: Mapping[str, Any]) -> Workload:
     return Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
 
 
-def _distinct(result: Sequence[TriedChange]) -> list[TriedChange]:
+def _distinct(tried_changes: Sequence[TriedChange], training: Training) -> list[TriedChange]:
     """Every resolved plan once, under the first change that leads to it, and all refused changes."""
-    plans = [tried.plan for tried in result]
-    return [tried for at, tried in enumerate(result) if tried.plan is None or tried.plan not in plans[:at]]
+    plans = [tried.result and without_idle(tried.result.plan, training) for tried in tried_changes]
+    return [tried for at, tried in enumerate(tried_changes) if plans[at] is None or plans[at] not in plans[:at]]
 
 
 def _met(result: Result, tried: Iterable[TriedChange], inputs: Mapping[str, Any]) -> Callable[[Trial], bool]:

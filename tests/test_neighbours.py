@@ -106,6 +106,17 @@ def test_no_plan_is_listed_twice(plan, monkeypatch):
     assert len({trial.change for trial in trials}) == len(trials)
 
 
+def test_plans_that_differ_in_what_means_nothing_are_one_trial(few, monkeypatch):
+    """Whole gradients of ZeRO-1 wait for nothing, whether they are told to or not."""
+    few("zero", "defer_grad_reduce")
+    pairs = [{"zero": 1, "defer_grad_reduce": False}, {"zero": 3, "defer_grad_reduce": False}]
+    monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: pairs)
+    inputs = load_scenario(None, FLAGS | {"plan.zero": 2, "plan.stack": "huggingface"}).inputs()
+    tried = {trial.change for trial in advise(simulate(**inputs), inputs).why.trials}
+    assert {"--zero 1", "--zero 3 --set plan.defer_grad_reduce=False"} <= tried
+    assert "--zero 1 --set plan.defer_grad_reduce=False" not in tried
+
+
 def test_what_is_assumed_of_a_plan_is_assumed_of_its_neighbours(few):
     """V100s have no units for bf16: a plan that states no precision is fp16's there, whatever else is changed."""
     few("zero")

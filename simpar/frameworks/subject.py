@@ -174,6 +174,12 @@ def idle_choices(plan: Plan, training: Training | None = None) -> set[str]:
     return (idle | {"overlap"} if mesh.tp == 1 else idle) | (set() if gathers else {"overlap_param_gather"})
 
 
+def without_idle(plan: Plan, training: Training | None = None) -> Plan:
+    """A resolved plan with its idle choices open: plans that differ in these alone are one."""
+    idle = idle_choices(plan, training)
+    return _opened(plan, {section: tuple(idle.intersection(names)) for section, names in BY_STACK.items()})
+
+
 def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
     update = {
         section: getattr(plan, section).model_copy(update=dict.fromkeys(names)) for section, names in fields.items()
