@@ -49,6 +49,10 @@ LOG = "megatron-log"
 """The reader of lists of arguments in logs."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
+_STARTS_MORE = re.compile(
+    r"notebook_launcher|torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed --|mp\.spawn"
+)
+"""What starts more than one process, in the code of a script or the cells of a notebook."""
 SYNTAX: dict[str, str | None] = {
     ".toml": "toml",
     ".yaml": "yaml",
@@ -204,7 +208,8 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         try:
-            return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
+            is_single = of_file == "script" and not _STARTS_MORE.search(text)
+            return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file, is_single=is_single))
         except UntoldValue as error:
             if suffix not in (".yaml", ".yml"):
                 raise

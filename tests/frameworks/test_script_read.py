@@ -85,6 +85,9 @@ def test_files(tmp_path):
     (tmp_path / "train.py").write_text(SFT)
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": SFT}]}))
     assert {given_file(str(tmp_path / name)).text.target for name in ("train.py", "a.ipynb")} == {"script"}
+    assert given_file(str(tmp_path / "train.py")).launch.is_single
+    (tmp_path / "several.py").write_text(f"{SFT}\nnotebook_launcher(train, num_processes=2)\n")
+    assert not given_file(str(tmp_path / "several.py")).launch.is_single
     (tmp_path / "parsed.py").write_text(f"parser = HfArgumentParser(SFTConfig)\n{SFT}")
     with pytest.raises(UserError):
         given_file(str(tmp_path / "parsed.py"))
