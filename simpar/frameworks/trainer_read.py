@@ -476,7 +476,7 @@ def _assumed(
 def _assumed_adapters(given: TrainerArguments, values: Mapping[str, Any], sharding: Sharding) -> Iterator[Assumed]:
     """What a script's own defaults may say of its adapters."""
     if given.number(*RANK) is None:
-        yield Assumed("lora_rank", values["lora_rank"], "the script's own; PEFT's is 8", (16, 64))
+        yield Assumed("lora_rank", values["lora_rank"], "the script's own; PEFT's is 8", (8, 16, 64))
     if values["lora_dropout"] is None:
         yield Assumed("lora_dropout", USUAL_DROPOUT, "the script's own; PEFT's is 0", (0.0,))
     if given.one(*TARGETS) in (None, False) and not given.number("lora_dim"):

@@ -323,7 +323,7 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
     """The results at the other likely values of what is assumed, without those that are not allowed."""
-    for value in assumed.others:
+    for value in (each for each in assumed.others if each != assumed.value):
         training, stack = problem.training, problem.stack
         try:
             changed = plan.with_values(**assumed.together.get(value, {}))

@@ -141,6 +141,8 @@ def test_values_of_adapters_are_assumed_with_their_own_memory(capsys, no_neighbo
     assert assumed["frozen_dtype"][0]["peak_reserved_bytes"] > 1.6 * found["peak_reserved_bytes"]
     assert assumed["lora_targets"][0]["step_time_s"] > found["step_time_s"]
     assert assumed["lora_dropout"][0]["peak_reserved_bytes"] < found["peak_reserved_bytes"]
+    ranks = [each["value"] for each in assumed["lora_rank"]]
+    assert sorted([*ranks, found["plan"]["tuning"]["lora_rank"]]) == [8, 16, 64]  # what is assumed is no other value
 
 
 def test_accelerates_flags_win_over_its_config(tmp_path, capsys, no_neighbours):
