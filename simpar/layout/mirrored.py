@@ -8,6 +8,7 @@ in the middle of the pipeline, where a V turns on one rank. Costs, memory and Pr
 every schedule that declares a ``half_schedule``.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ class MirroredMesh(Mesh):
         pp, dp = self.order.index("pp"), self.order.index("dp")
         near, far = np.split(self.whole.grid, 2, axis=pp)
         return np.concatenate([near, np.flip(far, axis=pp)], axis=dp)
+
+    def at(self, coordinates: Mapping[str, Any]) -> Ints:
+        """Ranks at coordinates along every axis: ints, or arrays that broadcast."""
+        result: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
+        return result
 
     def coordinates(self, ranks: Any) -> dict[str, Ints]:
         """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""

@@ -136,7 +136,7 @@ class Mesh(Strict):
 
     def at(self, coordinates: Mapping[str, Any]) -> Ints:
         """Ranks at coordinates along every axis: ints, or arrays that broadcast."""
-        result: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
+        result: Ints = np.ravel_multi_index([coordinates[axis] for axis in self.order], self.shape, order="F")
         return result
 
     def at_stage(self, ranks: Any, stage: Any) -> Ints:

@@ -7,7 +7,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.choices.mesh import PIPELINE
-from simpar.plan.schedules.actions import F, Schedule
+from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.emission.traffic import encoded_bytes, hop_kind, send_bytes
 from simpar.program.fold.quotient import Quotient
@@ -24,7 +24,8 @@ class Messages:
     """What the stages of a plan send to each other.
 
     ``builders`` has one for every pipeline rank; ``boundaries`` are those of stages with meshes of their own. The
-    private field keeps the nodes of messages by letter, distance in the pipeline, bytes and number.
+    private fields keep the nodes of messages by letter, distance in the pipeline, bytes and number, and the bytes that
+    go out behind blocks, by name.
     """
 
     job: TrainingJob
@@ -32,26 +33,16 @@ class Messages:
     schedule: Schedule
     boundaries: Boundaries | None
     _made: dict[tuple[str, int, float, int], tuple[TemplateNode, ...]] = field(init=False, default_factory=dict)
+    _behind: dict[str, float] = field(init=False, default_factory=dict)
 
     def of(self, letter: str, stage: int, hop: int = 0) -> tuple[tuple[CollectiveUse, ...], tuple[TemplateNode, ...]]:
         """What an action does with messages: (:meth:`gathers`, :meth:`sends`)."""
         return self.gathers(letter, stage), self.sends(letter, stage, hop)
 
-    def hops(self, rank: int, code: Ints, stage: Ints, microbatch: Ints) -> Ints:
-        """Pipeline ranks, modulo their number, that each action's message goes ahead, int64[n].
-
-        Where no message of the plan depends on its microbatch, they are 0: two stages say how far it is.
-        """
-        if not self.schedule.ranks_of_first:
-            return np.zeros_like(code)
-        target = np.clip(np.where(code == F, stage + 1, stage - 1), 0, self.schedule.num_stages - 1)
-        hops: Ints = (self.schedule.rank_of(target, microbatch) - rank) % self.schedule.num_ranks
-        return hops
-
     def sends(self, letter: str, stage: int, hop: int = 0) -> tuple[TemplateNode, ...]:
         """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back.
 
-        ``hop`` is as in :meth:`hops`.
+        ``hop`` is as in :func:`simpar.program.orders.hops`.
         """
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
@@ -71,13 +62,10 @@ class Messages:
             return ()
         return self.boundaries.gathers(source, stage)
 
-    def ways(self, stage: Ints, source: Ints, microbatch: Ints | int = 0) -> Ints:
-        """Numbers int64[n], equal only where the same ranks send from stages ``source`` (-1: none) to ``stage``."""
-        if self.schedule.ranks_of_first:
-            return np.where(source < 0, -1, self.schedule.rank_of(source, microbatch))
-        if self.boundaries or self.job.layout.mirrored:
-            return stage * (self.schedule.num_stages + 1) + source + 1
-        return np.append(np.asarray(self.schedule.rank_of_stage, dtype=np.int64), -1)[source]
+    @property
+    def by_stage(self) -> bool:
+        """Whether who sends from a stage depends on the stage that receives."""
+        return self.boundaries is not None or self.job.layout.mirrored
 
     def senders(self, quotient: Quotient, classes: Ints, stage: int, source: int, microbatch: int = 0) -> Ints:
         """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
@@ -119,7 +107,10 @@ class Messages:
         assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
         if self.schedule.ranks_of_first and lower == 0:
             return encoded_bytes(builder.view), 1
-        return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
+        block = builder.pieces[lower][-1].block
+        if block.name not in self._behind:
+            self._behind[block.name] = float(send_bytes(builder.view, block))
+        return self._behind[block.name], 1
 
     def _turns(self, stage: int, target: int) -> bool:
         """Whether a message between two stages goes to the mirror image of its rank."""

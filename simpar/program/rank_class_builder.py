@@ -14,24 +14,25 @@ from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.routing import sample_loads
-from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
+from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.emission.traffic import EMBEDDING_GROUP, Disturbances, QuotientNetwork, embedding_sum
-from simpar.program.fold.refinement import by_appearance
+from simpar.program.fold.refinement import rows_by_appearance
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries
 from simpar.program.messages import Messages
+from simpar.program.orders import Order, Orders, distinct, orders_of
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.emptied_cache import emptied
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
-from simpar.program.structure.stages import BOUNDARY, FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
+from simpar.program.structure.stages import BOUNDARY, FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder
 from simpar.program.structure.templates import REDUCE, Template, TemplateNode, append_messages, prepend_gathers
 from simpar.program.structure.undisturbed import select_undisturbed
 from simpar.units import Ints
@@ -70,27 +71,6 @@ def rank_colours(layout: Layout, cluster: Cluster, perturbation: Perturbation, *
     for rank, factor in perturbation.slow_ranks.items():
         colour[rank] += colours * (1 + factors.index(factor))
     return colour
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The n - 1 actions of a pipeline rank in order, and the tail of the step as the n-th entry.
-
-    ``keys`` are the distinct (letter, virtual stage, flags) in order of appearance, ``key`` int64[n - 1] is that of
-    every action; flags hold FLAGS times its hop (:meth:`Messages.hops`). ``stage``, ``microbatch`` (both -1 for the
-    tail) and ``first_layer`` (of the stage) are int64[n]. ``ways`` are (stage, stage that it waits for or -1, a
-    microbatch) that differ in who sends, ``way`` int64[n] is that of every entry; its arrival waits for action number
-    ``awaited`` int64[n] (-1: none) of the latter stage's rank.
-    """
-
-    keys: list[Key]
-    key: Ints
-    stage: Ints
-    microbatch: Ints
-    first_layer: Ints
-    awaited: Ints
-    ways: list[list[int]]
-    way: Ints
 
 
 @dataclass
@@ -216,65 +196,42 @@ class RankClassBuilder:
             columns.append(mesh.expert_coordinate(ranks))
         for group in quotient.group_class.values():
             columns += [np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)]
-        columns.append(np.array([self._disturbances.index(each) for each in self._disturbances]))
+        disturbed = {each: number for number, each in enumerate(self._disturbances)}
+        columns.append(np.array([disturbed[each] for each in self._disturbances]))
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
-        row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
-        kind = by_appearance(row.ravel()).class_of
+        kind = rows_by_appearance(np.stack(rows, axis=1).astype(np.int64)).class_of
         return np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
 
     def actions(self, classes: Ints) -> ClassActions:
         """The actions of classes that are alike in schedule order, then the step's tail (gradient sync, optimizer)."""
         class_id = int(classes[0])
         rank = int(self.stage_of_class[class_id])
-        order = self._order(rank)
+        order = self._orders[rank].of(rank)
         templates, index = self._ordered(class_id, order)
         microbatch, sources = order.microbatch, self._sources(classes, order)
         if self.middle_count and (merged := middle(self.passes(class_id), self.middle_count)):
             at = np.arange(len(index)) == MIDDLE
             index, microbatch = np.where(at, len(templates), index), np.where(at, -1, microbatch)
             templates = (*templates, merged)
-        pairs, first_layer = np.flatnonzero(self.schedule.ranks[rank].overlap), order.first_layer
+        first_layer = np.append(self.builders[rank].first_layers[order.stage[:-1]], 0)
+        pairs = np.flatnonzero(self.schedule.ranks[rank].overlap)
         if len(pairs):
             alone, index = len(templates), index.copy()
             templates += tuple(self._join_pairs(class_id, order, pairs, (alone, index, *sources)))
             first_layer = np.where(index < alone, first_layer, 0)  # pairs name layers of two stages
         return ClassActions(templates, index, microbatch, order.stage, *sources, first_layer)
 
-    def _order(self, rank: int) -> _Order:
-        """The order of actions that all classes of a pipeline rank share.
+    @cached_property
+    def _orders(self) -> tuple[Orders, ...]:
+        """By pipeline rank, the orders of which one is its own."""
+        by_stage = self.messages.by_stage
+        return tuple(orders_of(self.schedule, by_runs=each.sync.by_runs, by_stage=by_stage) for each in self.builders)
 
-        Forwards wait for the forward of the stage before, backwards for the gradient of the stage behind; a backward of
-        the last stage waits for its own forward.
-        """
-        if ("order", rank) not in self._known:
-            columns, num = self.schedule.ranks[rank], self.schedule.num_stages
-            stage, microbatch = (np.append(each, -1).astype(np.int64) for each in self.schedule.arrays(rank)[1:])
-            code, here = columns.code.astype(np.int64), stage[:-1]
-            forward, last = code == F, here + 1 == num
-            source = np.where(forward, here - 1, np.where(last, here, here + 1))
-            source = np.append(np.where(code == W, -1, source), -1)
-            waits, gradient = np.flatnonzero(source >= 0), np.where(forward | last, 0, 1)
-            awaited = np.full(len(stage), -1)
-            awaited[waits] = self._positions[gradient[waits], source[waits], microbatch[waits]]
-            ways = by_appearance(self.messages.ways(stage, source, microbatch))
-            flags = flags_of(code, here, by_runs=self.builders[rank].sync.by_runs)
-            flags += FLAGS * self.messages.hops(rank, code, here, microbatch[:-1])
-            width = FLAGS * self.schedule.num_ranks
-            each, key = _distinct((here * len(LETTERS) + code) * width + flags)
-            keys = [(LETTERS[one // width % len(LETTERS)], one // width // len(LETTERS), one % width) for one in each]
-            layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
-            first_layer = np.append(layers[here], 0)
-            pairs = np.stack([stage, source, microbatch], axis=1)[ways.representative].tolist()
-            columns_of_actions = stage, microbatch, first_layer, awaited
-            self._known["order", rank] = _Order(keys, key, *columns_of_actions, pairs, ways.class_of)
-        known_order: _Order = self._known["order", rank]
-        return known_order
-
-    def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
+    def _ordered(self, class_id: int, order: Order) -> tuple[tuple[Template, ...], Ints]:
         """Templates, and the index of every action's template (those of slices apart); the tail's is the last."""
         tail = self._tail(class_id)
         makers, which = self._variants(class_id, order, tail)
-        mine = [_distinct(order.key[which == each])[0] for each in range(len(makers))]
+        mine = [distinct(order.key[which == each])[0] for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
         result = [maker._templates(class_id, each, form) for (maker, form), each in zip(makers, keys, strict=True)]
         known = (*(id(each) for each in (order, tail, *(templates for templates, _ in result))), which.tobytes())
@@ -289,7 +246,7 @@ class RankClassBuilder:
         return found_order
 
     def _variants(
-        self, class_id: int, order: _Order, tail: Template
+        self, class_id: int, order: Order, tail: Template
     ) -> tuple[Sequence[tuple[RankClassBuilder, Form]], Ints]:
         """Makers of the templates of a class and their form; and which of them makes that of every action.
 
@@ -336,7 +293,7 @@ class RankClassBuilder:
         return tuple(replace(self, builders=(each,) * len(self.builders)) for each in of_slices)
 
     def _join_pairs(
-        self, class_id: int, actions: _Order, pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
+        self, class_id: int, actions: Order, pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
     ) -> list[Template]:
         """Let forwards at ``pairs`` and the backwards behind them run together, where no collective lies between them.
 
@@ -447,7 +404,7 @@ class RankClassBuilder:
         tail: Template = self._known[key]
         return tail
 
-    def _sources(self, classes: Ints, order: _Order) -> tuple[Ints, Ints]:
+    def _sources(self, classes: Ints, order: Order) -> tuple[Ints, Ints]:
         """What arrivals wait for: classes int64[classes, n, k] (-1: none) and their actions int64[n, k].
 
         The last of the k columns stays free for the other pass of a pair.
@@ -460,24 +417,3 @@ class RankClassBuilder:
         for at, result in enumerate(senders):
             table[:, at, : result.shape[1]] = result
         return table[:, order.way], np.repeat(order.awaited[:, None], width, axis=1)
-
-    @cached_property
-    def _positions(self) -> Ints:
-        """Position, on its rank, of the action that hands an activation (0: F) or a gradient (1: B or I) over.
-
-        int64[2, stages, microbatches], -1 for none.
-        """
-        ranks = self.schedule.ranks
-        count = 1 + max(int(columns.microbatch.max(initial=0)) for columns in ranks)
-        result = np.full((2, self.schedule.num_stages, count), -1, dtype=np.int64)
-        for columns in ranks:
-            at = np.flatnonzero(columns.code != W)
-            way = np.where(columns.code[at] == F, 0, 1)
-            result[way, columns.stage[at], columns.microbatch[at]] = at
-        return result
-
-
-def _distinct(values: Ints) -> tuple[list[int], Ints]:
-    """Distinct values in order of appearance, and the index int64[n] of every value among them."""
-    distinct = by_appearance(values)
-    return values[distinct.representative].tolist(), distinct.class_of

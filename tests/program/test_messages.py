@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from simpar import Cluster, Plan, Training
+from simpar.program.orders import ways
 from simpar.simulation import lower_job, make_job
 
 PLANS = (
@@ -30,7 +31,8 @@ def test_equal_numbers_are_equal_senders(plan: Plan) -> None:
         for stage in mine:
             for source in (stage - 1, stage, stage + 1):
                 if 0 <= source < maker.schedule.num_stages:
-                    number = int(messages.ways(np.array([stage]), np.array([source]))[0])
+                    each = np.array([stage]), np.array([source])
+                    number = int(ways(maker.schedule, *each, by_stage=messages.by_stage)[0])
                     senders = messages.senders(quotient, classes, stage, source).ravel().tolist()
                     assert found.setdefault((rank, number), senders) == senders
                     count += 1

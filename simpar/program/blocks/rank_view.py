@@ -144,10 +144,11 @@ class RankView:
     @property
     def uneven_context(self) -> bool:
         """Whether later context ranks have more to do: contiguous chunks under a causal mask."""
-        layout, blocks = self.job.layout, self.job.graph.blocks.values()
-        masks = [op.attention for block in blocks for op in block.operators if op.attention]
-        split = scalar_truth(layout.cp > layout.ulysses_ranks) and layout.cp_balance == "contiguous"
-        return split and any(mask.causal and mask.window is None and mask.selection is None for mask in masks)
+        layout = self.job.layout
+        if layout.cp_balance != "contiguous" or not scalar_truth(layout.cp > layout.ulysses_ranks):
+            return False
+        masks = (op.attention for block in self.job.graph.blocks.values() for op in block.operators if op.attention)
+        return any(mask.causal and mask.window is None and mask.selection is None for mask in masks)
 
     @property
     def first(self) -> RankView:

@@ -32,6 +32,7 @@ from simpar.program.emission.collective_prices import (
 )
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.quotient import Quotient, build_quotient
+from simpar.program.fold.refinement import rows_by_appearance
 from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, ENCODER, EXPERTS, Synchronisation
@@ -331,8 +332,8 @@ class QuotientNetwork:
                 mine = np.flatnonzero(np.diff(ends) == length)
                 table = rows[ends[mine][:, None] + np.arange(length)].reshape(len(mine), -1)
                 table = np.concatenate([place[mine][:, None], table], axis=1)
-                _, where, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
-                result[first + mine] = first + mine[where[which.ravel()]]
+                alike = rows_by_appearance(table)
+                result[first + mine] = first + mine[alike.representative[alike.class_of]]
             first += count
         return result
 

@@ -111,6 +111,18 @@ def by_appearance(values: Ints | Hashes) -> Partition:
     return Partition(rank[inverse], first[order].astype(np.int64))
 
 
+def rows_by_appearance(rows: Ints) -> Partition:
+    """:func:`by_appearance` of whole rows, int64[n, columns] with a column at least."""
+    data, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+    keys = [data[at : at + width] for at in range(0, len(data), width)]
+    first: dict[bytes, int] = {}
+    for at, key in enumerate(keys):
+        first.setdefault(key, at)
+    number = dict(zip(first, range(len(first)), strict=True))
+    class_of = np.array([number[key] for key in keys], dtype=np.int64)
+    return Partition(class_of, np.array([*first.values()], dtype=np.int64))
+
+
 def _verify(colour: Ints, ends: _Ends, partition: Partition) -> None:
     """Assert that every node has its representative's colour and sees each (label, class) equally often."""
     model = partition.representative[partition.class_of]

@@ -213,9 +213,10 @@ class ActionBuilder(ABC):
         """Blocks of every virtual stage."""
         return virtual_stage_pieces(self.job)
 
-    def first_layer(self, stage: int) -> int:
-        """The first layer of a virtual stage; 0 without any."""
-        return max(self.pieces[stage][0].layer, 0) if self.pieces[stage] else 0
+    @cached_property
+    def first_layers(self) -> Ints:
+        """The first layer of every virtual stage, int64[stages]; 0 without any."""
+        return np.array([max(some[0].layer, 0) if some else 0 for some in self.pieces], dtype=np.int64)
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
@@ -246,12 +247,12 @@ class ActionBuilder(ABC):
     def template(self, key: Key, pricing: SegmentPrices) -> Template:
         """Template of an action: letter F, B, I or W, virtual stage, and flags.
 
-        Layers are counted from ``first_layer``, so that stages that are ``alike`` have the same templates.
+        Layers are counted from ``first_layers``, so that stages that are ``alike`` have the same templates.
         """
         letter, stage, flags = key
         kind, pieces = PASSES[letter], self.pieces[stage]
         if stage not in self._units_of:
-            first = self.first_layer(stage)
+            first = int(self.first_layers[stage])
             self._units_of[stage] = [self.unit(piece, first=first) for piece in pieces]
         units, sync = self._units_of[stage], self._policy(kind, flags)
         distinct = {piece.kind: (piece, unit) for piece, unit in zip(pieces, units, strict=True)}

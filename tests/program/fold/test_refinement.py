@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.program.fold import refinement
-from simpar.program.fold.refinement import Incidence, Partition, refine
+from simpar.program.fold.refinement import Incidence, Partition, by_appearance, refine, rows_by_appearance
 
 
 def graph(colour, edges, labels=None):
@@ -121,3 +121,12 @@ def test_a_wrong_partition_is_found_out(class_of, message):
         path = graph([0, 0, 0, 1], [(0, 1), (2, 3)])
     with pytest.raises(AssertionError, match=message):
         refinement._verify(path.colour, refinement._Ends.of(path), Partition(classes, first))
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 1)), max_size=12))
+def test_rows_are_numbered_as_values_are(rows):
+    """A row counts as the value that stands for it: whole rows are equal or not."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    of_rows, of_values = rows_by_appearance(table), by_appearance(table[:, 0] * 2 + table[:, 1])
+    assert of_rows.class_of.tolist() == of_values.class_of.tolist()
+    assert of_rows.representative.tolist() == of_values.representative.tolist()
