@@ -1,4 +1,4 @@
-"""Progress bars in logs: those of tqdm, as the Trainer, Lightning and torchtune draw them, and tqdm_loggable's lines.
+"""Progress bars in logs: tqdm's, as the Trainer, Lightning, torchtune and OpenRLHF draw them, and tqdm_loggable's.
 
 Launchers write who speaks before each line (torchrun, srun, mpirun, pdsh, Ray, Kubernetes, Docker): it is passed over.
 """
@@ -10,7 +10,7 @@ from statistics import median
 
 from simpar.diagnosis.log_run import CLOCK, RATE, STEP_TIME, Figures, LoggedSteps
 
-TRAINER, LIGHTNING, TUNE, LOGGABLE = "Hugging Face Trainer", "Lightning", "torchtune", "Levanter"
+TRAINER, LIGHTNING, TUNE, LOGGABLE, OPENRLHF = "Hugging Face Trainer", "Lightning", "torchtune", "Levanter", "OpenRLHF"
 HINTS = ("/it", "it/s")
 _RICH = re.compile(
     r"Epoch (?P<epoch>\d+)/\S+\s+[━╸╺ ]*(?P<done>\d+)/(?P<total>\d+)\s+[\d:]+ • [-\d:]+ +"
@@ -30,7 +30,8 @@ SPEAKER = re.compile(
 )
 MOST_SPEAKERS = 4
 _BAR = re.compile(
-    r"\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
+    r"\s*(?P<what>|Train|Training|Steps|(?P<rlhf>Train step of epoch )?(?(rlhf)|Epoch )(?P<epoch>\d+)"
+    r"|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
     r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
     r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
 )
@@ -41,7 +42,7 @@ _LINE = re.compile(
 )
 DIGITS = 2
 """A rate of fewer digits (0.01it/s) may be half or twice as large: the clock of the bar tells more."""
-BATCHES = "Lightning counts batches: a step that accumulates N of them takes N times as long as is said here."
+BATCHES = "{} counts batches: a step that accumulates N of them takes N times as long as is said here."
 JUMPED = 3.0
 """A bar has jumped where its steps would have taken this many times longer than it runs: it began in mid-run."""
 
@@ -64,7 +65,7 @@ def add_bar(bars: Bars, line: str) -> bool:
     done, total = int(match["done"]), int(match["total"].replace("?", "0"))
     figures = _figure(match)
     if match["epoch"]:
-        name, at = LIGHTNING, int(match["epoch"]) * total + done
+        name, at = (OPENRLHF if match["rlhf"] else LIGHTNING), int(match["epoch"]) * total + done
     elif match["step"]:
         name, at = TUNE, int(match["step"])
     else:
@@ -112,7 +113,7 @@ def longest(bars: Bars, steps: int, resumed: bool, notes: list[str]) -> dict[str
         return {}
     name, total = max(timed, key=lambda key: (key[1] == str(steps), _lasted_s(timed[key])))
     drawn = timed[name, total]
-    notes.extend([*bars[name, total].notes(), *([BATCHES] if name == LIGHTNING else [])])
+    notes.extend([*bars[name, total].notes(), *([BATCHES.format(name)] if name in (LIGHTNING, OPENRLHF) else [])])
     by_clock = name == TRAINER and (resumed or _jumped(drawn))
     return {
         name: LoggedSteps({at: {key: of[key] for key in of if (key == CLOCK) == by_clock} for at, of in drawn.items()})

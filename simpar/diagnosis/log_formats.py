@@ -1,13 +1,15 @@
 """The lines that frameworks print once a step, as patterns; their sources stand in :mod:`simpar.diagnosis.logs`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from simpar.dataclass import dataclass
 from simpar.units import GIB, GIGA, MS, TERA
 
 NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 SCALED = r"([\d.,]+)\s*([KMBGT]?)"
+DURATION = r"((?:\d+[dhms] ?)+|(?:\d+ days?, )?\d+:\d\d:\d\d)"
+"""A time as 1h 2m 3s, or as Python prints it."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class LinePattern:
             if hint in line:
                 return self.pattern.search(line)
         return None
+
+    def find_all(self, line: str) -> Iterator[re.Match[str]]:
+        """All matches in a line."""
+        return self.pattern.finditer(line) if any(hint in line for hint in self.hints) else iter(())
 
 
 def line_pattern(hint: str, pattern: str, flags: int = 0) -> LinePattern:
@@ -51,14 +57,21 @@ FORMATS = (
         tflops=(rf"(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)[=:]\s*{NUMBER}", 1.0),
     ),
     _format(
+        "GPT-NeoX", "approx flops per GPU:", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|.*\bapprox flops per GPU:",
+        step_time_s=(rf"elapsed time per iteration \((m?)s\):\s*{NUMBER}", 1.0),
+        tflops=(rf"approx flops per GPU:\s*{NUMBER}([KMGTPE]?)FLOPS", 1 / TERA),
+        samples_per_s=(rf"\bsamples/sec:\s*{NUMBER}", 1.0),
+    ),
+    _format(
         "Megatron", "iteration", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
         step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{NUMBER}", 1.0),
-        tflops=(rf"(?:(?:throughput|compute) per GPU \(TFLOP/s/GPU\)|TFLOPs|approx flops per GPU):\s*{NUMBER}", 1.0),
+        tflops=(rf"(?:(?:throughput|compute) per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{NUMBER}", 1.0),
         tokens_per_s_per_device=(
             rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)|inst/harmonic mean):\s*{NUMBER}",
             1.0,
         ),
         samples_per_s=(rf"(?:samples per second:|\bsamples/sec:)\s*{NUMBER}", 1.0),
+        reserved_bytes=(rf"\bmemory usage/free/total:\s*{NUMBER}GiB/", GIB),
     ),
     _format(
         "nanotron", "iteration:", r"\biteration:\s*(\d+)\s*/",
@@ -68,7 +81,7 @@ FORMATS = (
         reserved_bytes=(rf"cuda_max_memory_reserved:\s*{SCALED}", 1.0),
     ),
     _format(
-        "torchtitan", "tps:|wps:", r"\bstep:\s*(\d+)\s+loss:.*\b(?:tps|wps):",
+        "torchtitan", "tps:|wps:", r"(?<!\bvalidate )\bstep:\s*(\d+)\s+loss:.*\b(?:tps|wps):",
         tokens_per_s_per_device=(rf"\b(?:tps|wps):\s*{NUMBER}", 1.0),
         tflops=(rf"\btflops:\s*{NUMBER}", 1.0),
         reserved_bytes=(rf"memory:\s*{NUMBER}GiB", GIB),
@@ -95,8 +108,8 @@ FORMATS = (
         step_time_s=(rf"\btrain/time\(s\):{NUMBER}", 1.0),
     ),
     _format(
-        "DeepSpeed", "RunningAvgSamplesPerSec=", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
-        samples_per_s=(rf"CurrSamplesPerSec={NUMBER}", 1.0),
+        "DeepSpeed", "SamplesPerSec=", r"(?:global_step=| \d+/)(\d+), (?:RunningAvg)?SamplesPerSec=",
+        samples_per_s=(rf"(?:CurrSamplesPerSec|\d, SamplesPerSec)={NUMBER}", 1.0),
         allocated_bytes=(rf"MaxMemAllocated={NUMBER}GB", GIB),
     ),
     _format(
@@ -126,19 +139,20 @@ FORMATS = (
         step_time_s=(rf"\| dt: {NUMBER}ms", MS),
     ),
     _format(
-        "modded-nanogpt", "step_avg:", r"^step:(\d+)/\d+ .*\btrain_time:\S+ step_avg:",
+        "modded-nanogpt", "step_avg:", r"\bstep:(\d+)/\d+ .*\btrain_time:\S+ step_avg:",
         mean_step_time_s=(rf"\bstep_avg:{NUMBER}ms", MS),
     ),
     _format(
-        "llm.c", "tok/s", r"^step\s+(\d+)/\d+ \| .*loss .*\| [\d.]+ ms \| .*tok/s",
+        "llm.c", "tok/s", r"\bstep\s+(\d+)/\d+ \| .*loss .*\| [\d.]+ ms \| .*tok/s",
         step_time_s=(rf"\| {NUMBER} ms \|", MS),
     ),
-    _format("nanoGPT", "loss ", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
+    _format("nanoGPT", "loss ", r"\biter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
     _format(
         "ms-swift", "global_step/max_steps|'iteration': '|train_speed",
         r"""(?:(?:global_step/max_steps\]?|iteration)['"]: ['"](?=\d+/\d)|train_speed\(.*['"]global_step['"]: )(\d+)""",
         mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{NUMBER}""", 1.0),
         mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{NUMBER}""", 1.0),
+        clock_s=(rf"""elapsed_time['"]: ['"]{DURATION}['"]""", 1.0),
     ),
 )  # fmt: skip
 """The formats in the order in which they are tried.
@@ -149,7 +163,8 @@ modded-nanogpt step_avg, is the mean since the run began.
 """
 BLOCKS = (
     _format(
-        "Composer", "[batch=", r"^\s*\[batch=(\d+)/\d+\]:",
+        "Composer", "[batch=|[token=|[sample=|[iteration=",
+        r"(?:\[epoch=(?P<epoch>\d+)\])?\[(?:batch|token|sample|iteration)=(?P<at>\d+)(?:/(?P<total>\d+))?\]:",
         steps_per_s=(rf"\bthroughput/batches_per_sec: {NUMBER}", 1.0),
         samples_per_s=(rf"\bthroughput/samples_per_sec: {NUMBER}", 1.0),
         tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_sec: {NUMBER}", 1.0),
@@ -157,7 +172,7 @@ BLOCKS = (
         reserved_bytes=(rf"\bmemory/peak_reserved_mem: {NUMBER}", GIGA),
     ),
     _format(
-        "OLMo", "[step=", r"\[step=(\d+)(?:/[\d?]+)?(?:,epoch=[^\]]+)?\]",
+        "OLMo", "[step=", r"\[step=(?P<at>\d+)(?:/[\d?]+)?(?:,epoch=[^\]]+)?\]",
         steps_per_s=(rf"\bthroughput/device/(?:batches_per_second|BPS)={NUMBER}", 1.0),
         tokens_per_s_per_device=(rf"\bthroughput/device/(?:tokens_per_second|TPS)={NUMBER}", 1.0),
         tflops=(rf"\bthroughput/device/flopsPS={NUMBER}", 1e-12),
@@ -165,7 +180,10 @@ BLOCKS = (
         reserved_bytes=(rf"\bgpu_memory/GPU reserved mem \(GiB\)={NUMBER}", GIB),
     ),
 )  # fmt: skip
-"""Formats whose figures stand in lines of their own below the line of the step."""
+"""Formats whose figures stand in lines of their own below the line of the step.
+
+A step of Composer is numbered by batches, of its epoch or of all, or by tokens or samples.
+"""
 BELOW = ("throughput/", "memory/peak_", "Peak GPU Memory", "GPU reserved mem")
 """What is in the lines of those figures."""
 MICRO_BATCHES = line_pattern(
@@ -178,5 +196,6 @@ UNREAD = {
     "verl": line_pattern("timing_s/", r"\bstep:\d+ - .*\btiming_s/"),
     "slime": line_pattern("perf/", r"\bperf \d+: \{.*'perf/\w+_time'"),
     "NeMo-RL": line_pattern("policy_training", r"\bpolicy_training: [\d.]+s"),
+    "OpenRLHF": line_pattern("'timing/", r"\bGlobal step \d+: \{.*'timing/"),
 }
 """Logs that are known by a line and not read: their steps are rollouts, rewards and updates."""

@@ -1,9 +1,11 @@
 """The figures of a logged run, from what was logged at each step: medians after a warm-up, and peaks."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
@@ -23,6 +25,11 @@ WORDS, STEP_WORDS = "words_per_s", "words_per_step"
 GLOBAL_BATCH, SEQ_LEN, DEVICES, STEPS, RESUMED = "global_batch", "seq_len", "devices", "steps", "resumed"
 LEAST_SPAN_S = 20.0
 """Between two readings of a clock in whole seconds: the time of the steps is then known within 5 %."""
+LEAST_RATE = 0.01
+"""Steps per s that are rounded to 0.001: of slower ones the time of a step is not known within 5 %."""
+RAMPED = -1
+"""The batch of steps whose line says only that it is a smaller one."""
+OTHER_BATCHES = "{} with other batch sizes than the last are left out."
 PEAKS = (ALLOCATED, RESERVED, USED)
 
 BEHIND = 3
@@ -128,7 +135,12 @@ def _step_times(steps: Mapping[int, Figures], numbers: list[int], used: int) -> 
     told = {at: time_s for at in numbers if (time_s := _told_s(steps[at])) is not None}
     if told:
         return told
-    clocks = [(at, clock) for at in numbers if (clock := _clock_s(at, steps[at])) is not None]
+    began = _began(steps, numbers)
+    clocks = [
+        (at, clock)
+        for at in numbers
+        if at >= began and (clock := _clock_s(at - began if MEAN_TIME in steps[at] else at, steps[at])) is not None
+    ]
     if all(clock == round(clock) for _, clock in clocks):
         return _of_whole_seconds(clocks, used)
     return {at: (now - then) / (at - before) for (before, then), (at, now) in pairwise(clocks) if now > then}
@@ -156,6 +168,29 @@ def _of_whole_seconds(clocks: list[tuple[int, float]], used: int) -> dict[int, f
         (at, now), (before, then) = clocks[-1], first
         result = {at: (now - then) / (at - before)} if now > then else {}
     return result
+
+
+_CLOCKS = (
+    re.compile(r"(?:(\d{1,9})d ?)?(?:(\d{1,9})h ?)?(?:(\d{1,9})m ?)?(?:(\d{1,9})s)?"),
+    re.compile(r"(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)"),
+)
+
+
+def read_clock(text: str) -> float:
+    """Seconds of 1:02:03, of 1 day, 1:02:03 and of 1d 1h 2m 3s; 0 for other texts."""
+    parts = next(filter(None, (clock.fullmatch(text) for clock in _CLOCKS)), None)
+    days, hours, minutes, seconds = (int(each or 0) for each in parts.groups()) if parts else (0, 0, 0, 0)
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def _began(steps: Mapping[int, Figures], numbers: list[int]) -> int:
+    """The step that a mean over a run's steps counts from: that at which the run was resumed, 0 for other runs.
+
+    Where logs have a mean (ms-swift) they have the run's clock, in whole seconds: the one over the other are steps.
+    """
+    told = [(at, steps[at][MEAN_TIME], steps[at][CLOCK]) for at in numbers if {MEAN_TIME, CLOCK} <= {*steps[at]}]
+    least = max((at - (clock + 1) / mean for at, mean, clock in told), default=0.0)
+    return max(0, ceil(least))
 
 
 def _clock_s(at: int, figures: Figures) -> float | None:

@@ -28,18 +28,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 from simpar.diagnosis.bars import HINTS as BARS
-from simpar.diagnosis.bars import LIGHTNING, LOGGABLE, TRAINER, TUNE, Bars, add_bar, longest
-from simpar.diagnosis.log_formats import BELOW, BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat, line_pattern
+from simpar.diagnosis.bars import LIGHTNING, LOGGABLE, OPENRLHF, TRAINER, TUNE, Bars, add_bar, longest
+from simpar.diagnosis.log_formats import (
+    BELOW,
+    BLOCKS,
+    DURATION,
+    FORMATS,
+    MICRO_BATCHES,
+    NUMBER,
+    UNREAD,
+    LineFormat,
+    line_pattern,
+)
 from simpar.diagnosis.log_run import (
     AGAIN,
     ALLOCATED,
+    CLOCK,
     CUT,
     DEVICES,
     GLOBAL_BATCH,
+    LEAST_RATE,
+    OTHER_BATCHES,
+    RAMPED,
     RATE,
     RESERVED,
     RESUMED,
@@ -51,17 +64,18 @@ from simpar.diagnosis.log_run import (
     LoggedSteps,
     LogRun,
     make_run,
+    read_clock,
 )
 from simpar.diagnosis.memory_samples import MONITORS, begins_samples, read_samples
 from simpar.errors import UserError
 from simpar.files import GZIP
-from simpar.units import GIB, KIB, MIB, MS
+from simpar.units import GIB, GIGA, KIB, KILO, MEGA, MIB, MS, PETA, TERA, number_of
 
 MOST_LINE = 20_000
 PACKED: Mapping[bytes, Callable[..., Any]] = {GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How a text begins that PowerShell wrote."""
-_SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
+_SCALE = {"": 1.0, "K": KILO, "M": MEGA, "B": GIGA, "G": GIGA, "T": TERA, "P": PETA, "E": KILO * PETA}
 MOST_BEFORE = 1_000_000
 """Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
 _ENDLESS = re.compile(r"\d{300}")
@@ -74,7 +88,8 @@ MEMORY = (
     line_pattern(
         "memory (MB)",
         rf"\bmemory \(MB\) \| allocated: {NUMBER} \| max allocated: (?P<allocated>{NUMBER})"
-        rf"(?: \| reserved: {NUMBER} \| max reserved: (?P<reserved>{NUMBER}))?",
+        rf"(?: \| reserved: {NUMBER} \| max reserved: (?P<reserved>{NUMBER}))?"
+        rf"(?: \| total device memory used: (?P<used>{NUMBER}))?",
     ),
     line_pattern(
         "Memory usage",
@@ -83,6 +98,11 @@ MEMORY = (
     ),
 )
 """Lines about one rank, by Megatron-LM and nanotron; their MB are 2**20 bytes."""
+GIGABYTES = {
+    ALLOCATED: line_pattern("memory (GB)", rf"memory \(GB\) \|.*\bmem-max-allocated-gigabytes: {NUMBER}"),
+    RESERVED: line_pattern("memory (GB)", rf"memory \(GB\) \|.*\bmem-max-reserved-gigabytes: {NUMBER}"),
+}
+"""The line of Megatron-Bridge about one rank; its GB are 10**9 bytes."""
 DEVICE_MEMORY = {
     ALLOCATED: line_pattern(
         "(GiB)|(gib)", rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{NUMBER}""", re.IGNORECASE
@@ -92,9 +112,14 @@ DEVICE_MEMORY = {
         rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{NUMBER}""",
         re.IGNORECASE,
     ),
-    USED: line_pattern("usage_ratio", rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}Gi?B/"),
+    USED: line_pattern(
+        "usage_ratio", rf"\b(?:(?:hip|rocm) mem usage/free/total|rocm max mem usage)/usage_ratio:\s*{NUMBER}Gi?B/"
+    ),
 }
-"""Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
+"""Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device.
+
+Primus says several of them in a line: its own device's and, with ``rocm max``, the fullest device's.
+"""
 
 TIMERS, LITGPT = "DeepSpeed timers", "LitGPT"
 _SUMMARY = {
@@ -102,8 +127,22 @@ _SUMMARY = {
     SAMPLES: line_pattern("train_samples_per_second", rf"""['"]train_samples_per_second['"]: ['"]?{NUMBER}"""),
     RATE: line_pattern("train_steps_per_second", rf"""['"]train_steps_per_second['"]: ['"]?{NUMBER}"""),
 }
-_TIMERS = line_pattern("time (ms)", rf"time \(ms\)(?=.*\| fwd: {NUMBER})(?=.*\| bwd: {NUMBER})(?=.*\| step: {NUMBER})")
-"""What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch."""
+_TIMERS = line_pattern(
+    "time (ms)",
+    rf"time \(ms\)(?=.*\| (?:fwd|forward): {NUMBER})(?=.*\| (?:bwd|backward): {NUMBER})(?=.*\| step: {NUMBER})",
+)
+"""What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch.
+
+Timers had longer names before 0.10.
+"""
+_TABLE = {
+    "train_runtime": line_pattern("train_runtime ", rf"^\s*train_runtime\s+= {DURATION}"),
+    SAMPLES: line_pattern("train_samples_per_second ", rf"^\s*train_samples_per_second\s+=\s+{NUMBER}\s*$"),
+    RATE: line_pattern("train_steps_per_second ", rf"^\s*train_steps_per_second\s+=\s+{NUMBER}\s*$"),
+}
+"""The same summary as a table, below "***** train metrics *****"."""
+_RAMP_UP = line_pattern("[Rampup Batch Size Phase]", r"\[Rampup Batch Size Phase\], completed step: (\d+),")
+"""MaxText's steps with a smaller batch."""
 
 _UNTIMED = line_pattern("'learning_rate'", r"\{'loss': .*'learning_rate': .*'epoch': ")
 """What the Trainer prints of a step says its loss and no time."""
@@ -134,7 +173,8 @@ JOB = (
 Such lists are printed by Megatron-LM and DeepSpeed. nanotron rounds large batches (1.02K), which are not read.
 """
 _PATTERNS = (
-    *MEMORY, *DEVICE_MEMORY.values(), *_SUMMARY.values(), *UNREAD.values(), _TIMERS, _UNTIMED, MICRO_BATCHES,
+    *MEMORY, *DEVICE_MEMORY.values(), *GIGABYTES.values(), *_SUMMARY.values(), *_TABLE.values(), *UNREAD.values(),
+    _TIMERS, _UNTIMED, _RAMP_UP, MICRO_BATCHES,
     *(pattern for _, pattern in JOB), *(entry.step for entry in (*FORMATS, *BLOCKS)),
 )  # fmt: skip
 HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints), *BELOW, *BARS]))
@@ -166,14 +206,14 @@ def read_log(path: str | Path) -> LogRun:
         unread = unread or next((name for name, pattern in UNREAD.items() if pattern.search(line)), "")
         untimed = untimed or _UNTIMED.search(line) is not None
         if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
-            block = begun[0], int(begun[1][1])
+            block = begun[0], _number_of_block(begun[1].groupdict())
         elif block and (figures := dict(_figures(block[0], line))):
             values[block[0].name].put(block[1], figures)
         for at, of_step in parts.add(line).items():
             values[LITGPT].put(at, of_step)
         for key, size in _peaks(line):
             whole[key] = max(whole.get(key, 0.0), size)
-        whole |= {key: _value(match[1]) for key, pattern in _SUMMARY.items() if (match := pattern.search(line))}
+        whole |= dict(_summary(line))
         told = dict(_told(line))
         if STEPS in told and bars:  # the Trainer says it where it begins to train
             bars.clear()
@@ -185,6 +225,7 @@ def read_log(path: str | Path) -> LogRun:
                 if figures:
                     values[entry.name].put(int(step[1]), figures)
                     batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
+                    batches |= {int(step[1]): RAMPED} if _RAMP_UP.search(line) else {}
                 break
         else:
             if not add_bar(bars, line) and (timers := _TIMERS.search(line)):
@@ -194,34 +235,55 @@ def read_log(path: str | Path) -> LogRun:
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
     if not values and (samples := _samples(path)) is not None:
         return samples
-    if not values and unread:
-        raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
-    if not values and untimed:
-        raise UserError(
-            f"{path}: records of {TRAINER} without a time: its progress bars, or the summary at its end, have it"
-        )
     if not values:
-        known = {
-            TRAINER,
-            LIGHTNING,
-            LOGGABLE,
-            TUNE,
-            LITGPT,
-            TIMERS,
-            *MONITORS,
-            *(entry.name for entry in (*FORMATS, *BLOCKS)),
-        }
-        names = ", ".join(sorted(known))
-        raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
+        raise _unknown(path, unread, untimed=untimed)
     name, steps = max(values.items(), key=lambda item: (item[0] != TIMERS, len(item[1])))
     notes = list(dict.fromkeys([*notes, *steps.notes()]))
+    steps = _of_last_batch(steps, batches, notes)
     if SAMPLES in summary and name == TRAINER:
         summary[SAMPLES] *= _share_run(job)
     job = {key: job[key] for key in job if key not in (STEPS, RESUMED)}
     run = make_run(str(path), name, steps, summary, {})
-    of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
-    job |= {GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}
+    if batches.get(max(steps), RAMPED) != RAMPED:
+        job |= {GLOBAL_BATCH: batches[max(steps)]}
     return replace(run, job=job, notes=tuple(notes))
+
+
+def _unknown(path: str | Path, unread: str, *, untimed: bool) -> UserError:
+    """The error for a log without a step: of a framework that is not read, without times, or of none that is known."""
+    if unread:
+        return UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
+    if untimed:
+        return UserError(
+            f"{path}: records of {TRAINER} without a time: its progress bars, or the summary at its end, have it"
+        )
+    drawn = (TRAINER, LIGHTNING, LOGGABLE, TUNE, OPENRLHF, LITGPT, TIMERS)
+    names = ", ".join(sorted({*drawn, *MONITORS, *(entry.name for entry in (*FORMATS, *BLOCKS))}))
+    return UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
+
+
+def _of_last_batch(steps: LoggedSteps, batches: Mapping[int, int], notes: list[str]) -> LoggedSteps:
+    """The steps with as many samples as the last one: batches grow while a run warms up, and step times with them."""
+    last = batches.get(max(steps))
+    kept = LoggedSteps({at: steps[at] for at in steps if batches.get(at) == last})
+    if left := len(steps) - len(kept):
+        notes.append(OTHER_BATCHES.format(number_of(left, "logged step")))
+    return kept
+
+
+def _number_of_block(told: Mapping[str, str | None]) -> int:
+    """The number of a step whose line says it, within an epoch or not."""
+    return (int(told.get("epoch") or 1) - 1) * int(told.get("total") or 0) + int(told["at"] or 0)
+
+
+def _summary(line: str) -> Iterator[tuple[str, float]]:
+    """What the Trainer's summary says of the run, as it prints a dict or as a table."""
+    for key, pattern in _SUMMARY.items():
+        if match := pattern.search(line):
+            yield key, _value(match[1])
+    for key, pattern in _TABLE.items():
+        if match := pattern.search(line):
+            yield key, read_clock(match[1]) if key == "train_runtime" else _value(match[1])
 
 
 def _samples(path: str | Path) -> LogRun | None:
@@ -267,12 +329,13 @@ class _MicroBatches:
 def _peaks(line: str) -> Iterator[tuple[str, float]]:
     """Memory in a line, in bytes."""
     for memory in filter(None, (pattern.search(line) for pattern in MEMORY)):
-        for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved")):
-            if memory[name]:
+        for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved"), (USED, "used")):
+            if memory.groupdict().get(name):
                 yield key, _value(memory[name]) * MIB
-    for key, pattern in DEVICE_MEMORY.items():
-        if match := pattern.search(line):
-            yield key, _value(match[1]) * GIB
+    for unit, patterns in ((GIB, DEVICE_MEMORY), (GIGA, GIGABYTES)):
+        for key, pattern in patterns.items():
+            for match in pattern.find_all(line):
+                yield key, _value(match[1]) * unit
 
 
 def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, LoggedSteps]:
@@ -280,8 +343,10 @@ def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, Logg
     steps, share = job.get(STEPS), _share_run(job)
     if whole.get("train_runtime") and steps:
         return {TRAINER: LoggedSteps({steps: {STEP_TIME: whole["train_runtime"] / (steps * share)}})}
-    rate = whole.get(RATE)
-    return {TRAINER: LoggedSteps({1: {RATE: rate * share}})} if rate else {}
+    rate = whole.get(RATE, 0.0)
+    if rate < LEAST_RATE:  # a step time of no digits; samples per s have them
+        return {TRAINER: LoggedSteps({1: {SAMPLES: whole[SAMPLES] * share}})} if whole.get(SAMPLES) else {}
+    return {TRAINER: LoggedSteps({1: {RATE: rate * share}})}
 
 
 def _share_run(job: Mapping[str, int]) -> float:
@@ -307,9 +372,12 @@ def read_lines(path: str | Path, notes: list[str] | None = None) -> Iterator[str
         with Path(path).open("rb") as raw:
             magic = raw.read(KIB)
         packed = next((opened for start, opened in PACKED.items() if magic.startswith(start)), None)
+        if packed is not None:
+            with packed(path) as unpacked:
+                magic = unpacked.read(len(UTF_16[0]))
         code = "utf-16" if magic.startswith(UTF_16) else "utf-8"
         with (packed or open)(path, "rt", encoding=code, errors="replace") as text:
-            if packed is None and code == "utf-8" and b"\0" in magic:
+            if code == "utf-8" and b"\0" in magic:
                 raise UserError(f"{path}: is not text, and no file of records or traces that is known")
             whole = True
             while line := text.readline(MOST_LINE):
@@ -327,7 +395,9 @@ def read_lines(path: str | Path, notes: list[str] | None = None) -> Iterator[str
 def _figures(entry: LineFormat, line: str) -> Iterator[tuple[str, float]]:
     for key, (pattern, unit) in entry.figures.items():
         if match := pattern.search(line):
-            if match[1] in ("m", ""):  # (ms) or (s) before the number
+            if key == CLOCK:
+                value = read_clock(match[1])
+            elif match[1] in ("m", ""):  # (ms) or (s) before the number
                 value = _value(match[2]) * (MS if match[1] else 1.0)
             else:
                 value = _value(match[1]) * (_SCALE[match[2]] if match.re.groups > 1 else 1.0) * unit

@@ -3,9 +3,9 @@
 Formats: ``nvidia-smi --query-gpu=...,memory.used --format=csv -l`` and ``--query-compute-apps=...,used_memory``,
 ``nvidia-smi`` (its table), ``nvidia-smi -q``, ``nvidia-smi dmon -s m`` (with ``-o DT`` and ``--format csv``) and
 ``pmon -s m``, gpustat, ``dcgmi dmon -e 252`` (docs.nvidia.com/datacenter/dcgm, DCGM_FI_DEV_FB_USED), dcgm-exporter's
-text, ``nvidia-smi -q -x``, and ``amd-smi metric --mem-usage`` (its text, with ``--csv`` and ``--json``; ROCm/amdsmi
-divides by 2**20 and writes MB), all in MiB, and ``rocm-smi --showmeminfo vram`` (with ``--csv`` and ``--json``), in
-bytes.
+text, ``nvidia-smi -q -x``, and ``amd-smi metric --mem-usage`` and ``amd-smi monitor`` (their text, with ``--csv`` and
+``--json``; ROCm/amdsmi divides by 2**20 and writes MB, or by 2**30 and writes GB), all in MiB, and ``rocm-smi
+--showmeminfo vram`` (with ``--csv`` and ``--json``), in bytes.
 """
 
 import re
@@ -15,20 +15,23 @@ from pathlib import Path
 
 from simpar.diagnosis.log_run import CUT, USED, WARM_UP, LogRun
 from simpar.errors import UserError
-from simpar.units import MIB
+from simpar.units import GIB, MIB
 
 SMI, DCGM, ROCM, GPUSTAT, AMD = MONITORS = "nvidia-smi", "DCGM", "rocm-smi", "gpustat", "amd-smi"
 _SECTIONS = {
-    "FB Memory Usage": (SMI, re.compile(r"\s+Used\s+: (\d+) MiB")),
-    "<fb_memory_usage>": (SMI, re.compile(r"\s*<used>(\d+) MiB</used>")),
-    '"used_vram": {': (AMD, re.compile(r'\s*"value": (\d+)')),
+    "FB Memory Usage": (SMI, re.compile(r"\s+Used\s+: (?:(\d+) MiB|N/A)")),
+    "<fb_memory_usage>": (SMI, re.compile(r"\s*<used>(?:(\d+) MiB|N/A)</used>")),
+    '"used_vram": {': (AMD, re.compile(r'\s*"value": (?:(\d+)|"N/A")')),
+    '"vram_used": {': (AMD, re.compile(r'\s*"value": (?:(\d+)|"N/A")')),
 }
-"""Lines below which the memory of a device stands, and its line."""
-HINTS = ("MiB", "memory.used", "used_gpu_memory", "FB_USED", "VRAM", "#", " MB |", "used_vram", *_SECTIONS)
+"""Lines below which the memory of a device stands, and its line; without a number where the device does not tell."""
+HINTS = (
+    "MiB", "memory.used", "used_gpu_memory", "FB_USED", "VRAM", "#", " MB |", "used_vram", "vram_used", *_SECTIONS,
+)  # fmt: skip
 USED_TITLES = {
-    "memory.used": SMI, "used_gpu_memory": SMI, "VRAM Total Used Memory (B)": ROCM, "used_vram": AMD,
+    "memory.used": SMI, "used_gpu_memory": SMI, "VRAM Total Used Memory (B)": ROCM, "used_vram": AMD, "vram_used": AMD,
 }  # fmt: skip
-RECORDS = re.compile(r'"(VRAM Total Used Memory \(B\)|used_vram|memory\.used)":')
+RECORDS = re.compile(r'"(VRAM Total Used Memory \(B\)|used_vram|vram_used|memory\.used)":')
 """What is in the JSON of rocm-smi, amd-smi and gpustat."""
 _OF_LINE = (
     (SMI, re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|"), MIB),
@@ -36,7 +39,7 @@ _OF_LINE = (
     (GPUSTAT, re.compile(r"^\[\d+\] .*\|\s*(\d+) / *\d+ MB \|"), MIB),
     (ROCM, re.compile(r"VRAM Total Used Memory \(B\)\"?: \"?(\d+)"), 1),
     (AMD, re.compile(r"\bUSED_VRAM: (\d+) MB"), MIB),
-    (AMD, re.compile(r'"used_vram": \{"value": (\d+)'), MIB),
+    (AMD, re.compile(r'"(?:used_vram|vram_used)": \{"value": (\d+)'), MIB),
     (GPUSTAT, re.compile(r'"memory\.used": (\d+)'), MIB),
 )
 """Lines that say the memory of devices, and the unit."""
@@ -79,13 +82,31 @@ class _Table:
         return count, rows
 
 
+class _Monitor(_Table):
+    """The table of ``amd-smi monitor``, whose cells have units: memory in use stands before all memory."""
+
+    _MEMORY = re.compile(r"\b(\d+) MB +(?:\d+ MB +)?\d+ MB\b|\b(\d+\.\d+)/ *\d+\.\d+ GB\b")
+
+    def __init__(self) -> None:
+        super().__init__(AMD, 0, None)
+
+    def used_bytes(self, line: str) -> float | None:
+        """The memory of a row; None if it says none."""
+        value = self._MEMORY.search(line)
+        return value and (float(value[1]) * MIB if value[1] else float(value[2]) * GIB)
+
+    def add_rows(self, rows: Iterator[str], samples: "_Most") -> tuple[int, Iterator[str]]:  # noqa: ARG002
+        """Adds no rows at once."""
+        return 0, rows
+
+
 def _table_of(line: str) -> _Table | None:
     """The table that a line of titles begins."""
     titles = [each.strip() for each in line.lstrip("# ").split(",")]
     if at := [at for at, title in enumerate(titles) if title.startswith(tuple(USED_TITLES))]:
         return _Table(next(of for each, of in USED_TITLES.items() if titles[at[0]].startswith(each)), at[0], ",")
     if not line.startswith("#"):
-        return None
+        return _Monitor() if re.match(r"\s*(?:TIMESTAMP\s+)?GPU\s.*\bVRAM_US(?:ED|AGE)\b", line) else None
     if "fb" in titles:
         return _Table(SMI, titles.index("fb"), ",")
     words = line.lstrip("# ").split()
@@ -108,7 +129,7 @@ class _Most:
     def add(self, *used_bytes: float, count: int | None = None) -> None:
         """Further samples; ``count``, where only those that differ are handed in."""
         self.count += len(used_bytes) if count is None else count
-        self.most_bytes = max(self.most_bytes, *used_bytes)
+        self.most_bytes = max((self.most_bytes, *used_bytes))
 
     def run(self, path: str, name: str, notes: tuple[str, ...]) -> LogRun:
         """The run of the samples, as of a log with one at every step."""
@@ -142,7 +163,7 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
             name, pattern = _SECTIONS[section]
             if value := pattern.match(line):
                 section = ""
-                samples.add(float(value[1]) * MIB)
+                samples.add(*([float(value[1]) * MIB] if value[1] else []))
             continue
         if begun := _table_of(line):
             table, name = begun, begun.name

@@ -14,9 +14,10 @@ import json
 import re
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ from simpar.diagnosis.log_run import (
     TFLOPS,
     TOKENS,
     USED,
+    WORDS,
     LoggedSteps,
     LogRun,
     make_run,
     positive,
+    read_clock,
 )
 from simpar.diagnosis.run_report import OWN, ROWS
 from simpar.errors import UserError
@@ -78,6 +81,12 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "throughput/samples_per_sec": ("Composer", SAMPLES, 1.0),
     "throughput/device/tokens_per_sec": ("Composer", TOKENS, 1.0),
     "throughput/device/flops_per_sec": ("Composer", TFLOPS, 1 / TERA),
+    "throughput/tflops/device": ("Megatron", TFLOPS, 1.0),
+    "memory/mem-max-allocated-gigabytes": ("Megatron", ALLOCATED, GIGA),
+    "memory/mem-max-reserved-gigabytes": ("Megatron", RESERVED, GIGA),
+    "runtime/iteration_time": ("GPT-NeoX", STEP_TIME, 1.0),
+    "runtime/samples_per_sec": ("GPT-NeoX", SAMPLES, 1.0),
+    "runtime/flops_per_sec_per_gpu": ("GPT-NeoX", TFLOPS, 1 / TERA),
     "memory/peak_allocated_mem": ("Composer", ALLOCATED, GIGA),
     "memory/peak_reserved_mem": ("Composer", RESERVED, GIGA),
     "device/batches_per_sec": (LIGHTNING, RATE, 1.0),
@@ -120,6 +129,17 @@ STEP_NAMES = (
     "steps[global_step/max_steps]", "iteration", "_step", "Step",
 )  # fmt: skip
 CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
+BY_NUMBERS = (
+    "No step time is logged: it is the time between records over the difference of their numbers, as if of steps."
+)
+COUNTS_RECORDS = "_step"
+BY_RECORDS = (
+    "No step time and no step is logged: every record is taken for one step, which is right where every step is logged."
+)
+"""W&B's number of a record says no more."""
+DEEPSPEED, OF_SAMPLES = "DeepSpeed", "Train/Samples/"
+"""How the names of what DeepSpeed's monitor logs begin: its steps are samples."""
+TIMERS_MS = tuple(f"{OF_SAMPLES}elapsed_time_ms_{part}" for part in ("forward", "backward", "step"))
 EVENTS = "*tfevents*"
 OF_FOLDER = "{} files of events are read as one run, in the order of their names, as TensorBoard reads a folder."
 FOLDER_LOGS = (
@@ -140,13 +160,17 @@ def is_metrics(head: bytes, text: str) -> bool:
         return _has_columns(text)
     if '"traceEvents"' in text:
         return False
-    if re.search(r'"log_history"\s*:', text):
+    if re.search(r'"(?:log_history|train_runtime)"\s*:', text):
         return True
-    line = text.partition("\n")[0]
+    return _is_record(text.partition("\n")[0])  # else more than a line is one record: a profiler trace
+
+
+def _is_record(line: str) -> bool:
+    """Whether a line is a whole record."""
     try:
         return isinstance(record := json.loads(line), dict) and bool(record)
     except (ValueError, RecursionError):
-        return False  # more than a line is one record: a profiler trace
+        return False
 
 
 def read_metrics(path: str | Path) -> LogRun:
@@ -159,6 +183,7 @@ def read_metrics(path: str | Path) -> LogRun:
     steps = LoggedSteps()
     run: dict[str, float] = {}
     known, names, throughput = Counter[str](), set[str](), dict[int, float]()
+    spent_s: dict[int, float] = defaultdict(float)
     last, began, ended, used = 0, 0, 0, 0.0
     for number, (at, record) in enumerate(records, start=1):
         at = _step_of(record) if at is None else at
@@ -170,6 +195,8 @@ def read_metrics(path: str | Path) -> LogRun:
                 run |= positive({OF_RUN[bare]: _number(value)})
                 began, ended = (ended, last) if bare == "train_runtime" else (began, ended)
                 known[TRAINER] += 1
+            elif name in TIMERS_MS and at is not None:
+                spent_s[at] += _number(value) * MS
             elif known_name := next((each for each in (name, bare) if each in NAMES), None):
                 framework, figure, unit = NAMES[known_name]
                 figures = dict(positive({figure: _number(value) * unit}))
@@ -190,8 +217,10 @@ def read_metrics(path: str | Path) -> LogRun:
         for at, tflops in throughput.items():
             if at in steps or steps.again is None:
                 steps[at] = steps.get(at, {}) | {TFLOPS: tflops}
+    if any(name.startswith(OF_SAMPLES) for name in names):
+        source, steps = DEEPSPEED, _of_samples(steps, spent_s)
     source = "LLaMA-Factory" if "current_steps" in names else source
-    framework = next((name for name, _ in known.most_common(1)), source)
+    framework = _framework(names) or next((name for name, _ in known.most_common(1)), source)
     share = (ended - began) / ended if ended > began else 1.0  # the Trainer's rates count the steps before a resumption
     whole = {SAMPLES: run[SAMPLES] * share} if SAMPLES in run else {}
     whole |= {USED: used} if used else {}
@@ -201,7 +230,36 @@ def read_metrics(path: str | Path) -> LogRun:
         result = make_run(str(path), framework, steps or {last: {}}, whole, {})
     if result is None or not result.figures:
         raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")
-    return replace(result, notes=(*notes, *steps.notes(), *([BATCHES] if framework == LIGHTNING else [])))
+    notes += [*steps.notes(), *([BATCHES.format(LIGHTNING)] if framework == LIGHTNING else [])]
+    if STEP_TIME in result.figures and STEP_TIME not in whole and _is_by_clock(steps):
+        counted = next((name for name in STEP_NAMES if name in names), "")
+        notes += [BY_RECORDS] if counted == COUNTS_RECORDS else [] if counted or known else [BY_NUMBERS]
+    return replace(result, notes=tuple(notes))
+
+
+def _framework(names: Collection[str]) -> str | None:
+    """What logs the step time under its own name; others' names may stand beside it, as Composer's in Bridge's."""
+    known = (each for name in names for each in (name, name.removeprefix("train/")) if each in NAMES)
+    return next((NAMES[each][0] for each in known if NAMES[each][1] == STEP_TIME), None)
+
+
+def _is_by_clock(steps: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether step times are from the clock of the records alone."""
+    told = {STEP_TIME, RATE, MEAN_TIME, MEAN_RATE, WORDS}
+    return not any(told & {*figures} for figures in steps.values())
+
+
+def _of_samples(steps: LoggedSteps, spent_s: Mapping[int, float]) -> LoggedSteps:
+    """Records that are numbered by samples: the times of their steps, or else samples per s by their clock."""
+    result = LoggedSteps()
+    clocks = [(at, steps[at][CLOCK]) for at in sorted(steps) if CLOCK in steps[at]]
+    for (before, then), (at, now) in pairwise(clocks):
+        if now > then:
+            result[at] = {SAMPLES: (at - before) / (now - then)}
+    for at, seconds in spent_s.items():
+        if seconds > 0:
+            result[at] = {**result.get(at, {}), STEP_TIME: seconds}
+    return result
 
 
 def _records_of(path: str | Path, notes: list[str]) -> tuple[str, Iterator[Record]]:
@@ -255,9 +313,11 @@ def _has_columns(text: str) -> bool:
 
 
 def _csv_records(text: str, path: str, notes: list[str]) -> Iterator[Record]:
-    """Rows of a table, with the cells that are not empty."""
+    """Rows of a table, with the cells that are not empty. Raises UserError for a table of several runs."""
     titles, *lines = text.splitlines(keepends=True)
     columns = _columns(titles.rstrip())
+    if doubled := next((name for name, count in Counter(columns).items() if count > 1 and name in NAMES), None):
+        raise UserError(f"{path}:1: has {columns.count(doubled)} columns of {doubled}; allowed: those of one run")
     for number, line in enumerate(lines, start=2):
         if not line.endswith("\n"):
             notes.append(CUT.format("a row"))
@@ -271,11 +331,18 @@ def _csv_records(text: str, path: str, notes: list[str]) -> Iterator[Record]:
         yield None, {name: cell for name, cell in zip(columns, cells, strict=False) if cell}
 
 
+def _is_of_run(text: str) -> bool:
+    """Whether a text is one object of the Trainer: its state, or the results at its end, over several lines."""
+    if re.search(r'"log_history"\s*:', text):
+        return True
+    return not _is_record(text.partition("\n")[0]) and re.search(r'"train_runtime"\s*:', text) is not None
+
+
 def _json_records(text: str, path: str, notes: list[str]) -> Iterator[Record]:
     """Lines of JSON, one object with all records, or a single record."""
-    if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and re.search(r'"log_history"\s*:', text):
+    if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and _is_of_run(text):
         state = read_json(text, path, finite=False)  # a loss that is NaN
-        history = state.get("log_history")
+        history = state.get("log_history", [state])
         if not isinstance(history, list) or not all(isinstance(each, dict) for each in history):
             raise UserError(f"{path}: log_history: wants a list of records")
         yield from ((None, each) for each in history)
@@ -400,15 +467,11 @@ def _step_of(record: Mapping[str, Any]) -> int | None:
 def _number(value: Any) -> float:
     """A metric as a number; transformers 5 writes texts. 0 if it is none."""
     try:
-        return float(value) if isinstance(value, int | float | str) else 0.0
-    except ValueError:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
         return 0.0
 
 
 def _clock(value: Any) -> float:
     """Seconds of a clock: a number, or "1:02:03" since the start."""
-    match = re.fullmatch(r"(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)", str(value))
-    if match is None:
-        return _number(value)
-    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    return read_clock(str(value)) or _number(value)

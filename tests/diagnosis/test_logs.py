@@ -9,11 +9,13 @@ import pytest
 
 from simpar import cli
 from simpar.diagnosis.answer import explain
+from simpar.diagnosis.bars import BATCHES
 from simpar.diagnosis.logs import read_log
 from simpar.errors import UserError
 from simpar.simulation import simulate
 from simpar.units import GIB, GIGA, MIB
 from tests.diagnosis.test_against import scenario
+from tests.diagnosis.test_bars import SPEAKERS
 
 MEGATRON = (
     " [2026-01-01 00:00:0{i}] iteration {i:8d}/     100 | consumed samples: {i:12d} | "
@@ -137,6 +139,17 @@ METASEQ = (
     'INFO | train_inner | {{"epoch": 1, "loss": "9.1", "wps": "{wps:.1f}", "ups": "0.11", "wpb": "32768.0", '
     '"bsz": "16", "num_updates": "{i}", "cuda_gb_allocated": "12.5", "cuda_gb_reserved": "30.5", "wall": "100"}}'
 )
+PRIMUS_TITAN = (
+    "[rank0]:[titan] 2025-10-10 10:10:10,111 - root - INFO - iteration {i:8d}/      50 | consumed samples:   128 | "
+    "elapsed time per iteration (ms): {ms:.1f} | memory usage/free/total: 145.40GiB/142.58GiB/(50.49%) | "
+    "throughput per GPU (TFLOP/s/GPU): 347.9 | tokens per GPU (tokens/s/GPU): 6759.1 | loss: 1.189155E+01 |"
+)
+BRIDGE_MEMORY = (
+    "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 30.1 | mem-max-allocated-gigabytes: 60.5 | "
+    "mem-max-active-gigabytes: 61.0 | mem-max-reserved-gigabytes: 66.6 | mem-alloc-retires: 0"
+)
+TITAN_VALIDATES = TITAN.replace("step:", "validate step:").replace("39.50GiB", "45.50GiB").replace("{tps:,}", "99,999")
+DEEPSPEED_2020 = "[2020-09-01 00:00:00,000] [INFO] [timer.py:157:stop] 0/{i}, SamplesPerSec={sps}"
 VERL_SFT = "(WorkerDict pid=1) step:{i} - train/loss:1.234 - train/lr(1e-3):0.01 - train/time(s):{s}"
 HF_SAYS = {"step_time_s": 2.0, "allocated_bytes": 44.5 * GIB, "reserved_bytes": 46.5 * GIB}
 MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
@@ -195,7 +208,28 @@ def log(folder, template, **values):
          {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "tflops": 312.5, "reserved_bytes": 61.25 * GIB}),
         (NANOCHAT, "Nanochat", {"step_time_s": 2.0}), (NANOCHAT_SFT, "Nanochat", {"step_time_s": 2.0}),
         (LLM_C, "llm.c", {"step_time_s": 2.0}),
-        (NEOX, "Megatron", {"step_time_s": 2.0, "tflops": 120.3, "samples_per_s": 16.0}),
+        (NEOX, "GPT-NeoX", {"step_time_s": 2.0, "tflops": 120.3, "samples_per_s": 16.0}),
+        (NEOX.replace("120.3TFLOPS", "1.2PFLOPS"), "GPT-NeoX",
+         {"step_time_s": 2.0, "tflops": 1200.0, "samples_per_s": 16.0}),
+        (NEOX.replace("120.3TFLOPS", "820.0GFLOPS"), "GPT-NeoX",
+         {"step_time_s": 2.0, "tflops": 0.82, "samples_per_s": 16.0}),
+        (PRIMUS_TITAN, "Megatron",
+         {"step_time_s": 2.0, "tflops": 347.9, "tokens_per_s_per_device": 6759.1, "reserved_bytes": 145.4 * GIB}),
+        (PRIMUS_NEW.replace(" | compute", " | rank-3 rocm max mem usage/usage_ratio: 170.00GB/66.40% | compute"),
+         "Megatron",
+         {"step_time_s": 2.0, "tflops": 1290.3, "tokens_per_s_per_device": 25032.8, "used_bytes": 170 * GIB}),
+        (f"{BRIDGE}\n{BRIDGE_MEMORY}", "Megatron",
+         {"step_time_s": 2.0, "allocated_bytes": 60.5 * GIGA, "reserved_bytes": 66.6 * GIGA}),
+        (f"{BRIDGE}\n{MEMORY} | total device memory used: 5120.0", "Megatron",
+         {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB, "used_bytes": 5120 * MIB}),
+        (f"{TITAN}\n{TITAN_VALIDATES}", "torchtitan",
+         {"tokens_per_s_per_device": 2048.0, "tflops": 300.1, "reserved_bytes": 39.5 * GIB}),
+        (DEEPSPEED_2020, "DeepSpeed", {"samples_per_s": 16.0}),
+        (DEEPSPEED_TIMERS.replace("fwd", "forward").replace("bwd", "backward"), "DeepSpeed timers",
+         {"step_time_s": 2.0}),
+        *((COMPOSER.replace("[batch={i}/4800]", head), "Composer",
+           {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "reserved_bytes": 28.3 * GIGA})
+          for head in ("[epoch=1][batch={i}/4800]", "[epoch=1][batch={i}]", "[sample={i}/90]", "[token={i}/90]")),
         (LINGUA, "lingua", {"tokens_per_s_per_device": 2050.0, "tflops": 410.0}),
         (PICOTRON, "Picotron", {"tokens_per_s_per_device": 2050.0, "reserved_bytes": 35.12 * GIGA}),
         (FAIRSEQ, "fairseq", {"step_time_s": 2.0}),
@@ -236,23 +270,6 @@ def test_micro_batches_of_litgpt_are_summed(tmp_path, line):
     assert result.figures == {"step_time_s": pytest.approx(2.0)}
 
 
-def test_a_file_of_two_runs(tmp_path):
-    """The last run is answered, without the steps of the first that it has not come to; a resumed one is whole."""
-    path = tmp_path / "train.log"
-
-    def run(first, last, ms):
-        return "".join(f"{BRIDGE.format(i=at, ms=ms)}\n" for at in range(first, last + 1))
-
-    path.write_text(run(1, 40, 9000.0) + run(1, 12, 3000.0))
-    found = read_log(path)
-    assert (found.figures, found.steps[1]) == ({"step_time_s": 3.0}, 12)
-    assert found.notes[0].startswith("Steps begin again at 1 after 40: several runs or ranks in one file")
-    path.write_text(run(1, 40, 3000.0) + run(31, 35, 3000.0))
-    assert read_log(path).steps == (5, 35)
-    path.write_text("".join(run(at, at, 3000.0) + run(max(at - 2, 1), max(at - 2, 1), 3000.0) for at in range(1, 40)))
-    assert read_log(path).notes == (), "two ranks of one run, one of them a little behind"
-
-
 def test_what_python_prints_of_a_dict_is_a_log(tmp_path, capsys):
     """A file that begins with it is no trace; one of verl is known and refused by name."""
     path = tmp_path / "train.log"
@@ -271,41 +288,6 @@ def test_progress_bars_of_lightning(tmp_path):
     """Batches are counted on from epoch to epoch; below a second the bar has the rate."""
     found = read_log(log(tmp_path, LIGHTNING))
     assert (found.framework, found.steps, found.figures) == ("Lightning", (1565, 1569), {"step_time_s": 2.0})
-
-
-def test_speed_of_swift_is_a_mean_since_the_start(tmp_path):
-    """Steps of 2 s after a first one of 9 s: the speed so far falls, the step time does not."""
-    line = (
-        "{{'loss': 1.6, 'token_acc': 0.63, 'memory(GiB)': 2.5, 'train_speed(iter/s)': {speed:.6f}, 'epoch': 0.0, "
-        "'global_step/max_steps': '{i}/90', 'percentage': '0.01%', 'elapsed_time': '3s'}}"
-    )
-    path = tmp_path / "train.log"
-    path.write_text("\n".join(line.format(i=i, speed=i / (9 + 2 * (i - 1))) for i in range(1, 9)))
-    found = read_log(path)
-    assert found.framework == "ms-swift"
-    assert found.figures == pytest.approx({"step_time_s": 2.0, "reserved_bytes": 2.5 * GIB}, rel=1e-3)
-
-
-def test_early_records_of_swift(tmp_path):
-    """They end with the step, which the speed stands before: 10 s to step 5 and 30 s to step 10 are 4 s a step."""
-    line = "{{'loss': 1.8, 'memory(GiB)': 2.5, 'train_speed(iter/s)': {speed}, 'epoch': 0.1, 'global_step': {i}}}"
-    path = tmp_path / "train.log"
-    path.write_text("\n".join(line.format(i=i, speed=i / at) for i, at in ((1, 2), (5, 10), (10, 30))))
-    found = read_log(path)
-    assert (found.framework, found.figures["reserved_bytes"]) == ("ms-swift", 2.5 * GIB)
-    assert found.figures["step_time_s"] == pytest.approx(4.0, rel=1e-3)
-
-
-def test_the_trainers_summary(tmp_path):
-    """Where bars went elsewhere, the time of the run over its steps; batch and samples as it prints them."""
-    path = tmp_path / "train.log"
-    path.write_text(
-        "  Total train batch size (w. parallel, distributed & accumulation) = 1,024\n  Total optimization steps = 30\n"
-        "{'train_runtime': '453.4', 'train_samples_per_second': '4.411', 'train_steps_per_second': '0.066'}\n"
-    )
-    found = read_log(path)
-    assert found.figures == pytest.approx({"step_time_s": 453.4 / 30, "samples_per_s": 4.411})
-    assert found.job == {"global_batch": 1024}
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -371,12 +353,37 @@ def test_what_logs_say_of_the_job(tmp_path, lines, job):
     assert found.job == job
 
 
-def test_a_batch_that_grows(tmp_path):
-    """Of the steps whose time is taken."""
+@pytest.mark.parametrize("speaker", SPEAKERS)
+@pytest.mark.parametrize(
+    "line", [MEGATRON, MAXTEXT, NANOGPT, LLM_C, "step:{i}/90 train_time:1ms step_avg:{ms}ms", COMPOSER]
+)
+def test_who_speaks_before_a_line(tmp_path, line, speaker):
+    """Lines that begin with the step are read behind what launchers write."""
     path = tmp_path / "train.log"
-    steps = [MEGATRON.format(i=i, ms=40.0).replace("size:    64", f"size: {8 if i < 3 else 32}") for i in range(1, 9)]
-    path.write_text("\n".join(steps))
-    assert read_log(path).job == {"global_batch": 32}
+    text = "".join(line.format(i=at, ms=2000.0, s=2.0) + "\n" for at in range(1, 9))
+    path.write_text("".join(f"{speaker}{each}\n" for each in text.splitlines()))
+    assert read_log(path).figures["step_time_s"] == pytest.approx(2.0)
+
+
+def test_bars_of_openrlhf(tmp_path):
+    """They count micro-batches, which is said; its reinforcement learning is refused by name."""
+    path = tmp_path / "train.log"
+    bar = "Train step of epoch {e}:  10%|#    | {i}/30 [00:20<03:00,  2.00s/it, gpt_loss=1.2, lr=5e-06]"
+    path.write_text("\n".join(bar.format(e=at // 30, i=at % 30) for at in range(40)))
+    found = read_log(path)
+    assert (found.framework, found.figures) == ("OpenRLHF", {"step_time_s": 2.0})
+    assert found.notes == (BATCHES.format("OpenRLHF"),)
+    path.write_text("(PPOTrainer pid=1) Global step 3: {'policy_loss': 0.1, 'timing/ppo_train': 20.0}\n")
+    with pytest.raises(UserError, match="a log of OpenRLHF, whose steps are rollouts"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_utf_16(tmp_path, pack):
+    """As PowerShell writes it, packed or not."""
+    path = tmp_path / "train.log"
+    path.write_bytes(pack(log(tmp_path, MEGATRON).read_text().encode("utf-16")))
+    assert read_log(path).figures == pytest.approx(MEGATRON_SAYS)
 
 
 @pytest.mark.parametrize(
@@ -461,16 +468,3 @@ def test_a_log_that_was_cut_is_read_up_to_its_end(tmp_path, pack):
     path.write_bytes(text + b"completed step: 40, seconds: 1")
     assert set(read_log(path).times_s) == {12.5}
     assert "The file ends in the middle of a number" in read_log(path).notes[0]
-
-
-def test_a_mean_since_the_run_began_is_undone(tmp_path):
-    """modded-nanogpt prints the mean of all steps so far: four of 2 s behind one of 10 s."""
-    times = [10.0, 2.0, 2.0, 2.0, 2.0]
-    sums = [sum(times[: at + 1]) for at in range(5)]
-    path = tmp_path / "log.txt"
-    path.write_text("".join(
-        f"step:{at + 1}/1750 train_time:{total * 1e3:.0f}ms step_avg:{total * 1e3 / (at + 1):.2f}ms\n"
-        for at, total in enumerate(sums)
-    ))  # fmt: skip
-    found = read_log(path)
-    assert (found.framework, found.figures["step_time_s"]) == ("modded-nanogpt", pytest.approx(2.0, rel=1e-3))

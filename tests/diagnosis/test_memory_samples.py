@@ -8,7 +8,7 @@ from simpar.diagnosis.answer import explain
 from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.memory_samples import BATCH
 from simpar.errors import UserError
-from simpar.units import MIB
+from simpar.units import GIB, MIB
 from tests.diagnosis.test_logs import MEGATRON, log
 
 CSV = (
@@ -54,6 +54,14 @@ AMD_JSON = (
     '"used_vram": {{"value": {most}, "unit": "MB"}}}}}}]'
 )
 AMD_LONG = AMD_JSON.replace("{{", "{{\n").replace("}}", "\n}}").replace(", ", ",\n  ")
+AMD_MONITOR = (
+    "GPU  XCP  POWER   GPU_T  GFX%  VRAM_USED   VRAM_FREE  VRAM_TOTAL    VRAM%\n"
+    "  0    0  750 W   69 °C  100 %    1000 MB   195592 MB   196592 MB   0.01 %\n"
+    "  1    0  750 W   69 °C  100 %   {most} MB        1 MB   196592 MB  99.99 %\n"
+    "  2    1    N/A     N/A     N/A      N/A\n"
+)
+AMD_MONITOR_CSV = "gpu,gfx_clk,gfx,vram_used,vram_free,vram_total,vram_percent\n0,132,10,{most},1,196592,0.0\n"
+AMD_MONITOR_JSON = '[{{"gpu": 0, "vram_used": {{"value": {most}, "unit": "MB"}}, "vram_total": {{"value": 196592}}}}]'
 GPUSTAT_JSON = '{{"gpus": [{{"index": 0, "memory.used": 1000}}, {{"index": 1, "memory.used": {most}}}]}}'
 
 
@@ -65,6 +73,10 @@ GPUSTAT_JSON = '{{"gpus": [{{"index": 0, "memory.used": 1000}}, {{"index": 1, "m
         (AMD_CSV, "amd-smi"),
         (AMD_JSON, "amd-smi"),
         (AMD_LONG, "amd-smi"),
+        (AMD_MONITOR, "amd-smi"),
+        (AMD_MONITOR_CSV, "amd-smi"),
+        (AMD_MONITOR_JSON, "amd-smi"),
+        (AMD_MONITOR_JSON.replace("{{", "{{\n").replace(", ", ",\n  "), "amd-smi"),
         (GPUSTAT_JSON, "gpustat"),
         (CSV, "nvidia-smi"),
         (TABLE, "nvidia-smi"),
@@ -105,6 +117,29 @@ def test_memory_by_rocm(tmp_path, text):
     path.write_text(text.format(n=76543 * MIB))
     found = explain(path).log
     assert (found.framework, found.figures) == ("rocm-smi", {"used_bytes": 76543 * MIB})
+
+
+def test_whole_gigabytes_of_amd_smi(tmp_path):
+    """Its monitor rounds to a tenth of 2**30 bytes."""
+    path = tmp_path / "memory.txt"
+    path.write_text(
+        " TIMESTAMP  GPU  POWER   GPU_T   GFX%   MEM%   ENC%   DEC%      VRAM_USAGE\n"
+        "1753969973    0  750 W   69 °C  100 %    1 %    N/A    0 %   92.5/192.0 GB\n"
+        "1753969973    1    N/A     N/A    N/A    N/A    N/A    N/A    0.5/ 48.0 GB\n"
+    )
+    assert explain(path).log.figures == {"used_bytes": 92.5 * GIB}
+
+
+@pytest.mark.parametrize("text", [QUERY, XML, AMD_LONG])
+def test_a_device_that_does_not_tell_its_memory(tmp_path, text):
+    """GB10 shares its host's: no other number of the section is taken for it."""
+    path = tmp_path / "memory.txt"
+    silent = text.replace("{most} MiB", "N/A").replace("{most}", '"N/A"').replace("1000 MiB", "N/A")
+    path.write_text(silent.replace("{{", "{").replace("}}", "}"))
+    with pytest.raises(UserError):
+        explain(path)
+    path.write_text(f"{silent}\n{text}".replace("{most}", "76543").replace("{{", "{").replace("}}", "}"))
+    assert explain(path).log.figures == {"used_bytes": 76543 * MIB}
 
 
 def test_samples_without_titles(tmp_path):

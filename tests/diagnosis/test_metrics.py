@@ -10,7 +10,7 @@ from simpar import cli
 from simpar.chakra.wire import chunk, encode_present, varint
 from simpar.diagnosis.answer import explain
 from simpar.diagnosis.kinds import METRICS, kind_of
-from simpar.diagnosis.metrics import BLOCK, read_metrics
+from simpar.diagnosis.metrics import BLOCK, BY_NUMBERS, BY_RECORDS, read_metrics
 from simpar.errors import UserError
 from simpar.units import GIB
 
@@ -104,6 +104,20 @@ def lines(records):
          lines({"current_steps": at, "total_steps": 90, "loss": 1.0, "throughput": 5400.0, "vram_reserved": 40.0,
                 "elapsed_time": f"0:00:{7 + 2 * at:02d}"} for at in range(1, 9)),
          "LLaMA-Factory", {"step_time_s": 2.0, "reserved_bytes": 40 * GIB}),
+        ("events.out.tfevents.4",
+         events(6, **{"iteration-time": 2.5, "throughput/tflops/device": 400.0, "throughput/tflops": 3200.0,
+                      "throughput/batches_per_sec": 0.4, "throughput/samples_per_sec": 8.0,
+                      "memory/mem-max-allocated-gigabytes": 60.0, "memory/mem-max-reserved-gigabytes": 64.0}),
+         "Megatron", {"step_time_s": 2.5, "tflops": 400.0, "samples_per_s": 8.0, "allocated_bytes": 60e9,
+                      "reserved_bytes": 64e9}),
+        ("events.out.tfevents.5",
+         events(6, **{"runtime/iteration_time": 2.5, "runtime/samples_per_sec": 8.0,
+                      "runtime/flops_per_sec_per_gpu": 1.25e14}),
+         "GPT-NeoX", {"step_time_s": 2.5, "tflops": 125.0, "samples_per_s": 8.0}),
+        ("all_results.json",
+         json.dumps({"epoch": 1.0, "train_runtime": 250.0, "train_samples_per_second": 25.6,
+                     "train_steps_per_second": 0.4}, indent=4).encode(),
+         "Hugging Face Trainer", {"step_time_s": 2.5, "samples_per_s": 25.6}),
         ("metrics.csv",
          "".join(["device/batches_per_sec,device/flops_per_sec,epoch,step\r\n", ",,0,0\r\n",
                   *(f"0.5,3e14,0,{at}\r\n" for at in range(1, 8))]).encode(),
@@ -281,3 +295,58 @@ def test_damaged_records(tmp_path, name, data, words):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=words):
         explain(tmp_path / name)
+
+
+def of_samples(**scalars):
+    """What DeepSpeed's monitor logs every 2 s at steps of 64 samples, the first after 9 s."""
+    result = record(b"\x09" + struct.pack("<d", START) + chunk(3, b"brain.Event:2"))
+    for step in range(1, 9):
+        for tag, value in scalars.items():
+            scalar = chunk(1, chunk(1, f"Train/Samples/{tag}".encode()) + b"\x15" + struct.pack("<f", value))
+            clock = b"\x09" + struct.pack("<d", seconds(step))
+            result += record(clock + encode_present(2, 64 * step) + chunk(5, scalar))
+    return result
+
+
+def test_steps_of_deepspeeds_monitor_are_samples(tmp_path):
+    """Of 64 samples in 2 s the clock tells 32 a second, and the timers the step: forward, backward and update."""
+    path = tmp_path / "events.out.tfevents.1"
+    path.write_bytes(of_samples(train_loss=7.0, lr=1e-4))
+    found = read_metrics(path)
+    assert (found.framework, found.figures) == ("DeepSpeed", {"samples_per_s": pytest.approx(32.0)})
+    timers = {"forward": 500.0, "backward": 1200.0, "backward_inner": 900.0, "backward_allreduce": 300.0, "step": 100.0}
+    path.write_bytes(of_samples(**{f"elapsed_time_ms_{part}": value for part, value in timers.items()}))
+    assert read_metrics(path).figures == pytest.approx({"step_time_s": 1.8, "samples_per_s": 32.0})
+
+
+def test_a_step_time_by_the_clock_alone_is_said(tmp_path):
+    """W&B numbers its records, which are steps only where every step is logged."""
+    path = tmp_path / "wandb-history.jsonl"
+    records = [{"loss": 1.5, "_step": at, "_timestamp": START + 20.0 * at} for at in range(1, 9)]
+    path.write_bytes(lines(records))
+    found = read_metrics(path)
+    assert (found.figures, found.notes) == ({"step_time_s": 20.0}, (BY_RECORDS,))
+    path.write_bytes(lines({**each, "train/global_step": 10 * each["_step"]} for each in records))
+    found = read_metrics(path)
+    assert (found.figures, found.notes) == ({"step_time_s": 2.0}, ())
+    path.write_bytes(lines({**each, "iteration-time": 3.0} for each in records))
+    assert read_metrics(path).notes == ()
+    path.write_bytes(events(6, loss=2.0))
+    assert read_metrics(path).notes == (BY_NUMBERS,)
+
+
+def test_a_table_of_two_runs(tmp_path):
+    """Of W&B's page: which of them is meant nothing tells."""
+    path = tmp_path / "export.csv"
+    path.write_text('"Step","run-a - iteration-time","run-b - iteration-time"\n"1","2.0","5.0"\n')
+    with pytest.raises(UserError, match=r"export\.csv:1: has 2 columns of iteration-time; allowed: those of one run"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "true", '"fast"', "null", "[2.0]", "-2.0", "1e999", "NaN"])
+def test_values_that_are_no_figures(tmp_path, value):
+    """They are passed over, as frameworks write -1 and nan for what they do not know."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 1, "iteration-time": {value}}}\n' * 3)
+    with pytest.raises(UserError, match="without a metric that is known"):
+        read_metrics(path)
