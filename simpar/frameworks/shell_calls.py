@@ -18,10 +18,13 @@ XPK = ("xpk", "xpk.py")
 WRAPPERS = (
     *JOBS, "srun", "mpirun", "mpiexec", "mpiexec.hydra", "jsrun", "aprun", "flux", "exec", "nohup", "time", "timeout",
     "numactl", "taskset", "stdbuf", "nice", "singularity", "apptainer", "docker", "podman", "enroot", "sudo", "command",
+    "screen", "hf",
 )  # fmt: skip
 """Commands that start another command."""
 PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
+TYPES = ("tmux", "sky")
+"""Programs that take a text for a shell as one of their words (``tmux new-session -d "..."``, ``sky launch "..."``)."""
 BEFORE_VARIABLES = ("env", "time", "sudo")
 """Commands behind which variables are set for what they start."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
@@ -188,6 +191,8 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         flag = "--wrap" if name in JOBS else "--command" if name in XPK and "workload" in words else ""
         if name == "bcprun":
             return _of_bcprun(words[at:])
+        if at == 0 and name in TYPES:
+            return _of_typed(words)
         if flag and (wrapped := _wrapped(words, flag)) is not None:
             return Call(wrapped[0], "", [], wrapped[1], is_text=True)
         if at == 0 and (name in WRAPPERS or (name == "torchrun" and {"--no-python", "--no_python"} & set(words))):
@@ -206,6 +211,15 @@ def _of_bcprun(words: Sequence[str]) -> Call | None:
     text = next((given[flag] for flag in OF_BCPRUN if flag in given), None)
     sizes = [each for flag in SIZES_OF_BCPRUN if flag in given for each in (flag, given[flag])]
     return None if text is None else Call(["bcprun", *sizes], "", [], text, is_text=True)
+
+
+def _of_typed(words: Sequence[str]) -> Call | None:
+    """The last word that is a text of several: what a terminal or a machine is told; None for several nodes."""
+    text = next((word for word in reversed(words[1:]) if " " in word.strip()), None)
+    if text is None or any(word.startswith("--num-nodes") for word in words):
+        return None
+    devices = next((["sky", *pair] for pair in pairwise(words) if pair[0] == "--gpus"), [])
+    return Call(devices, "", [], text, is_text=True)
 
 
 def _name(word: str) -> str:

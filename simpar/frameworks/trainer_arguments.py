@@ -9,6 +9,7 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.named import names_other
 from simpar.frameworks.overrides import OF_ARGUMENTS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
@@ -21,20 +22,6 @@ PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt", 
 """Programs that start a training script themselves; their first word says what they do."""
 INSTALLS = ("install", "uninstall", "download", "activate", "load", "workon", "pull")
 """Words of managers of packages, environments and modules, behind which names are those of such."""
-NAMES_OTHERS = (
-    "-m",
-    "--module",
-    "-n",
-    "--name",
-    "-p",
-    "--prefix",
-    "--with",
-    "--extra",
-    "--group",
-    "--package",
-    "--env",
-)
-"""Flags before a command whose value is the name of a module, an environment or a package."""
 ABOUT_ITSELF = ("--version", "--help", "-h", "version", "help", "env")
 """What a program says of itself."""
 ABOUT_FILES = ("git", "cd", "ls", "cp", "mv", "rm", "mkdir", "ln", "chmod", "wget", "curl", "tar", "rsync", "which")
@@ -102,7 +89,7 @@ def _script_at(words: Sequence[str]) -> int | None:
         name = PurePath(word).name
         if word in INSTALLS:
             return None
-        if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in NAMES_OTHERS)):
+        if name.endswith(".py") or (name in PROGRAMS and not names_other(words, at)):
             return at
         if word in ("-m", "--module") and at + 1 < len(words) and words[at + 1] not in (*LAUNCHED_AS, *LAUNCHERS):
             return at + 1

@@ -14,6 +14,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
 from simpar.frameworks.bridge_launch import recipe_in
+from simpar.frameworks.named import names_other, starts_python
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
@@ -122,8 +123,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         notes.append(
             "srun starts one task of a node unless --ntasks-per-node says more: taken as one for every device."
         )
-    is_python = re.fullmatch(r"python[\d.]*", PurePath(next(iter(started), "")).name) is not None
-    is_single = is_python and not told and target is not None and not load_reader(target).devices.spawns
+    is_single = not told and target is not None and starts_python(started) and not load_reader(target).devices.spawns
     if is_single and (of_all := environment.get("WORLD_SIZE")):
         ranks, is_single = ranks or _of_environment(environment, ("WORLD_SIZE",)), False
         notes.append(f"WORLD_SIZE={of_all}: python is started as one of {of_all} ranks.")
@@ -393,7 +393,8 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         name = PurePath(word).name
         launcher = MODULES.get(word) or ALIASES.get(name, name)
         starts = launcher != "fabric" or "run" in words[at + 1 : at + 2]  # others are environments and packages
-        if starts and launcher in (*NODES, *PER_NODE, *RANKS):
+        is_other = names_other(words, at) and words[at - 1] not in ("-m", "--module")  # the module is the launcher
+        if starts and launcher in (*NODES, *PER_NODE, *RANKS) and not is_other:
             result.append((launcher, []))
         elif word.endswith(".py") and launcher not in RANKS:
             break

@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import PurePath
 
 from simpar.errors import UserError
+from simpar.frameworks.named import HUB, RUNTIMES
 from simpar.frameworks.reader import value_of
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -15,7 +16,6 @@ OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES",)
 ALL = ("all", "")
 NONE = ("-1", "NoDevFiles", "none", "void")
 """Lists of no device."""
-RUNTIMES = ("docker", "podman", "nerdctl", "nvidia-docker")
 _VARIABLES = ("-e", "--env")
 _EXCLUDED = ("--exclude", "-e")
 SLICE = "MIG-"
@@ -32,7 +32,7 @@ def visible_devices(environment: Mapping[str, str], words: Sequence[str] = ()) -
     name, listed = next(((name, variables[name]) for name in names if variables.get(name)), ("", ""))
     if listed.strip() in NONE:
         raise UserError(f"{name}={listed}: no device is visible, so that processors would train; allowed: 0, 0,1, ...")
-    return _count(listed) or _given(words)
+    return _count(listed) or _given(words) or _of_machine(words)
 
 
 def is_slice(environment: Mapping[str, str]) -> bool:
@@ -66,6 +66,18 @@ def _given(words: Sequence[str]) -> int | None:
         return _count(listed)
     named = [word for word in inner if re.search(r"nvidia\.com/gpu=(?!all)", word)]
     return len(named) or None
+
+
+def _of_machine(words: Sequence[str]) -> int | None:
+    """The devices of the machine that a service starts: ``hf jobs run --flavor a10g-largex2``, ``sky --gpus A100:2``.
+
+    One where a name says no number; None for all other commands, and for machines without GPUs.
+    """
+    flavor = value_of(words, ("--flavor",)) if tuple(words[:2]) == HUB else None
+    asked = value_of(words, ("--gpus",)) if words[:1] == ["sky"] else None
+    named = re.fullmatch(r"[a-z][a-z-]*\d+[a-z]*(?:-?[a-z]+)?(?:x(\d+))?", flavor or "")
+    match = named or re.fullmatch(r"[\w-]+(?::(\d+))?", asked or "")
+    return int(match[1] or 1) if match else None
 
 
 def _passed(words: Sequence[str]) -> dict[str, str]:
