@@ -9,14 +9,13 @@ come from these trials alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from math import inf
 from typing import Any
 
 from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
-from simpar.dataclass import dataclass
+from simpar.dataclass import but, dataclass
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
@@ -108,10 +107,10 @@ def advise(
     first = _distinct(run.all_of(single_changes(plan, target_of(inputs)), workers), training)
     tried_changes = _distinct([*first, *run.all_of(_pairs(result, first), workers)], training)
     trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
-    advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
+    advised = but(result, why=result.why.model_copy(update={"trials": trials}))
     told = tuple(_hints(advised, _met(result, tried_changes, inputs)))
     hints = (*result.why.hints, *told) if result.fits else (*told, *result.why.hints)
-    return replace(result, why=advised.why.model_copy(update={"hints": hints}))
+    return but(result, why=advised.why.model_copy(update={"hints": hints}))
 
 
 def _placed(plan: Plan, result: Result) -> Plan:

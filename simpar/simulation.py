@@ -65,9 +65,9 @@ def simulate(
     ``stack`` is the training software (a name, or a :class:`Stack`); by default that of the plan, else Megatron.
     ``perturbation`` is what makes ranks differ (slow ranks, jitter), and ``seed`` replaces its seed. ``engine`` is
     "auto", "reference", "plain", "sweep" or "event"; all give the same times. ``flops_convention`` says how attention
-    is counted in the MFU: "full", or "causal" (only the keys that a mask leaves). ``with_timeline=False`` saves the
-    time that pictures and the critical path take. ``noise_scale_tokens`` is the batch below which gradients are mostly
-    noise, for the statistical efficiency of replicas that step on their own. Raises UserError where the plan is
+    is counted in the MFU: "full", or "causal" (only the keys that a mask leaves). ``with_timeline=False`` leaves
+    pictures and the critical path out, which saves time. ``noise_scale_tokens`` is the batch below which gradients are
+    mostly noise, for the statistical efficiency of replicas that step on their own. Raises UserError where the plan is
     impossible on this model and cluster, or an option is unknown, and where its value is. A layout that does not fit in
     memory is no error: see ``Result.fits``.
 

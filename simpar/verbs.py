@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
+from simpar.dataclass import but
 from simpar.errors import BadCall, UserError
 from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
@@ -92,7 +92,7 @@ def _of_tokens(result: Result, tokens: str | None) -> Result:
         return result
     training = parse(Training, {**result.setup.training, "tokens": tokens}, source=COMMAND_LINE)
     setup = result.setup.model_copy(update={"training": training.model_dump()})
-    return with_whole_run(replace(result, setup=setup))
+    return with_whole_run(but(result, setup=setup))
 
 
 @refuses_unknown_keywords

@@ -5,10 +5,10 @@ own length. Days follow from that share, and everything that is paid by the hour
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from simpar.cost.power import device_w, input_w
+from simpar.dataclass import but
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import MOST_DAYS, Operation
 from simpar.operate.outcome import OperatedJob, Outcome, operate
@@ -52,7 +52,7 @@ def with_failures(job: OperatedJob, operation: Operation, *, seed: int = 0) -> R
         if abs(days - before) <= STEP_TOLERANCE * days:
             break
     run = _with(ideal, job.cluster, outcome, days / work_days)
-    return replace(result, bill=result.bill.model_copy(update={"whole_run": run}))
+    return but(result, bill=result.bill.model_copy(update={"whole_run": run}))
 
 
 def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) -> WholeRun:

@@ -5,6 +5,7 @@ from importlib import import_module
 
 import numpy as np
 
+from simpar.dataclass import but
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
 from simpar.replicas.setting import ReplicaSetting, setting_of
 from simpar.replicas.staleness import MeanStep
@@ -30,7 +31,7 @@ def cooperate(context: SummaryInputs, noise_tokens: float | None = None, *, with
     mean: MeanStep = import_module(f"simpar.replicas.{scheme.replace('-', '_')}").rounds(setting)
     stretch = (mean.local_s - mean.outer_s) / result.time_breakdown_s.total_s
     speed = _speed(result.speed, mean.step_s, stretch)
-    changed = replace(
+    changed = but(
         result,
         speed=speed,
         time_breakdown_s=_breakdown(result.time_breakdown_s, mean, stretch),

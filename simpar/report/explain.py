@@ -1,10 +1,10 @@
 """Limiting factors in words: the critical path, the largest losses, the ranks waited for, the memory peak."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
+from simpar.dataclass import but
 from simpar.program.ir.program import Program, Timing
 from simpar.report.chains import chain_to
 from simpar.report.parts import Cooperation, HostReport, StageMemory
@@ -75,7 +75,7 @@ def add_explanation(result: Result, *, critical: Mapping[str, float] | None = No
         "hints": (*slow_hints(result.slow_ranks, result.step_time_s), *_server_hints(result)),
         "critical_path_s": dict(critical or {}),
     }
-    return replace(result, why=result.why.model_copy(update=said))
+    return but(result, why=result.why.model_copy(update=said))
 
 
 def where_time_goes(step_s: float, parts: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 import simpar.report.timeline as timelines
 from simpar import formats
-from simpar.dataclass import dataclass
+from simpar.dataclass import but, dataclass
 from simpar.errors import UserError
 from simpar.files import as_text, write_atomic
 from simpar.json_text import line_of_value
@@ -20,6 +20,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
+from simpar.report.later import WhenAsked, values_of
 from simpar.report.parts import Communication, Cooperation, JitterReport, MemoryReport, Setup, Speed, TimeBreakdown, Why
 from simpar.report.timeline import Overview, Timeline
 from simpar.report.waits import SlowRanks, Waited
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 class Result:
     """The result of one simulated step.
 
-    ``timeline`` is the full record and stays in memory; ``overview`` is its compact form, kept in the JSON.
-    Values are SI: seconds, bytes, FLOP, USD, joule, fractions of one.
+    ``timeline`` is the full record and stays in memory; ``overview`` is its compact form, kept in the JSON. Both are
+    made when they are first read. Values are SI: seconds, bytes, FLOP, USD, joule, fractions of one.
 
     >>> import simpar
     >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
@@ -188,7 +189,7 @@ class Result:
 
     def with_published(self, published: Published | None) -> Result:
         """The same result beside a published figure."""
-        return replace(self, published=published)
+        return but(self, published=published)
 
     def to_frame(self, table: str = "stages") -> pd.DataFrame:
         """A table in SI units: memory by stage, or "time", "communication", "figures", "trials".
@@ -233,6 +234,12 @@ class Result:
         from simpar.report.notebook import to_html
 
         return to_html(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return values_of(self)
+
+
+Result.overview, Result.timeline = (WhenAsked(name) for name in ("overview", "timeline"))  # type: ignore[assignment]
 
 
 def read_object(path: str | Path) -> dict[str, Any]:

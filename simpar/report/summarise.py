@@ -1,7 +1,6 @@
 """From a timed Program to a Result: speed, breakdown, communication, memory, bill, and why."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from math import isnan, nan
 from typing import Any
 
@@ -16,39 +15,28 @@ from simpar.cost.memory.outputs import output_notes
 from simpar.cost.memory.widths import holds_whole
 from simpar.cost.offload import host_notes
 from simpar.cost.power import device_w, input_w
+from simpar.dataclass import but
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
-from simpar.plan.choices.mesh import INSIDE_BLOCKS, PIPELINE
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.choices.tensor_parallel import has_tensor_ranks
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
 from simpar.program.job import TrainingJob
-from simpar.program.lower import Lowered
-from simpar.report.accounting import CAUSES, Accounts
+from simpar.report.accounting import Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
-from simpar.report.by_layer import held_at_peak
 from simpar.report.certainty import StepParts, certainty_of
 from simpar.report.context import SummaryInputs
-from simpar.report.detail import inner_steps
+from simpar.report.drawn import DrawnStep
 from simpar.report.explain import add_explanation, critical_path_s
-from simpar.report.memory import memory_curve, memory_report, stage_memory
+from simpar.report.later import Later
+from simpar.report.memory import memory_report, stage_memory
 from simpar.report.parts import Communication, Setup, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
-from simpar.report.roofline import roofline_of
 from simpar.report.sent import sent_bytes
-from simpar.report.slot_facts import COMMUNICATION, HOST
-from simpar.report.timeline import (
-    IdleSpans,
-    Later,
-    Overview,
-    RankClass,
-    Timeline,
-    choose_shown_classes,
-    from_program,
-    overview,
-)
+from simpar.report.slot_facts import COMMUNICATION
 from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA, Floats, unique
 
@@ -63,14 +51,13 @@ WAITS = (
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 OF_KERNELS = ("compute", "optimizer", "bubble", "waiting")
 """Causes of time that grows with that of kernels: a rank's own, and those of ranks that it waits for."""
-_INSIDE_PASSES = [CAUSES.index(name) for name in (HOST, *(f"exposed_{kind}" for kind in INSIDE_BLOCKS))]
-"""Causes of idle time that a timeline draws as parts of the passes that they serve."""
 
 
 def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     """The Result of one simulated step.
 
-    ``with_timeline=False`` leaves out what is only drawn, and the critical path.
+    ``with_timeline=False`` leaves out what is only drawn, and the critical path. What is drawn is made when it is first
+    read.
     """
     lowered, timing = context.lowered, context.timing
     accounts = context.accounts
@@ -106,16 +93,11 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     result = with_whole_run(result)
     if not with_timeline:
         return add_explanation(result)
-    curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
-    classes = _rank_classes(lowered, accounts.slowdown)
-    timeline = from_program(lowered.program, timing, classes, memory=curves, inside=inner_steps(lowered))
-    pictures = {"held": lambda: held_at_peak(context, held), "roofline": lambda: roofline_of(context, critical)}
-    later = {name: Later(make) for name, make in pictures.items()}
-    view = replace(_overview(timeline, accounts, between_s), **later)  # type: ignore[arg-type]
-    result = replace(result, overview=view, timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding, accounts.inside_shares)
     path["host"] = path.get("host", 0.0) + between_s
-    return add_explanation(result, critical=path)
+    drawn = DrawnStep(context)
+    later = {"overview": Later(lambda: drawn.overview), "timeline": Later(lambda: drawn.timeline)}
+    return but(add_explanation(result, critical=path), **later)
 
 
 def with_whole_run(result: Result) -> Result:
@@ -133,51 +115,7 @@ def with_whole_run(result: Result) -> Result:
         energy_j=bill.energy_j_per_step,
     )
     run = whole_run(training["tokens"], training["seq_len"] * training["global_batch"], step)
-    return replace(result, bill=bill.model_copy(update={"whole_run": run}))
-
-
-def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overview:
-    """The compact timeline, with when and why every stage that it shows is idle.
-
-    It ends with the step: after the devices finish, the host takes ``between_s`` before the next step.
-    """
-    view, shown = overview(timeline), choose_shown_classes(timeline)
-    end_ns = accounts.step_ns + round(between_s * NS_PER_S)
-    stages = []
-    for stage, class_id in zip(view.stages, shown, strict=True):
-        parts = accounts.breakdown_s(class_id)
-        parts[HOST] += between_s
-        begin, end, cause = accounts.idle_of(class_id)
-        if (early_ns := int(accounts.end_ns[class_id])) < accounts.step_ns:  # others take longer
-            parts["waiting"] += (accounts.step_ns - early_ns) / NS_PER_S
-            begin, end = np.append(begin, early_ns), np.append(end, accounts.step_ns)
-            cause = np.append(cause, CAUSES.index("waiting"))
-        if end_ns > accounts.step_ns:
-            begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
-            cause = np.append(cause, CAUSES.index(HOST))
-        idle = IdleSpans.of(begin, end, cause, CAUSES, end_ns)
-        outside = ~np.isin(cause, _INSIDE_PASSES)
-        waits = IdleSpans.of(begin[outside], end[outside], cause[outside], CAUSES, end_ns)
-        parts = {name: value for name, value in parts.items() if value}
-        stages.append(replace(stage, blocks=stage.blocks.cut(waits), idle=idle, parts_s=parts))
-    return Overview(tuple(stages), end_ns / NS_PER_S)
-
-
-def _rank_classes(lowered: Lowered, slowdown: Floats) -> list[RankClass]:
-    """Readable names: the stage, and the representative rank if a stage has several classes; slow ranks are named."""
-    quotient = lowered.quotient
-    stages = lowered.stage_of_class.tolist()
-    columns = (stages, quotient.representative_rank.tolist(), quotient.multiplicity.tolist(), slowdown.tolist())
-    return [
-        RankClass(_class_name(stage, stages, rank, many, slow), stage, rank, many, slow)
-        for stage, rank, many, slow in zip(*columns, strict=True)
-    ]
-
-
-def _class_name(stage: int, stages: list[int], rank: int, many: int, slow: float) -> str:
-    if slow > 1:
-        return f"stage {stage} {'like ' if many > 1 else ''}rank {rank}, {slow:g} x slower"
-    return f"stage {stage}" if stages.count(stage) == 1 else f"stage {stage} like rank {rank}"
+    return but(result, bill=bill.model_copy(update={"whole_run": run}))
 
 
 def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:

@@ -7,8 +7,8 @@ per action, or per run of one kind inside it) and a thinned memory curve; it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.program.ir.program import Label, Program, Timing
+from simpar.report.later import WhenAsked, values_of
 from simpar.report.pictured import HeldAtPeak, Roofline
 from simpar.units import NS_PER_S, Floats, Indices, Ints, unique
 
@@ -326,33 +327,10 @@ class Overview:
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields, with what has not been asked for."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return values_of(self)
 
 
-class _WhenAsked:
-    """A field that may be given as a :class:`Later`, which is made when the field is first read."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        value = None if instance is None else instance.__dict__[self.name]
-        if isinstance(value, Later):
-            value = instance.__dict__[self.name] = value.make()
-        return value
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.__dict__[self.name] = value
-
-
-@dataclass(frozen=True)
-class Later:
-    """What makes a value that only some who read a result need."""
-
-    make: Callable[[], HeldAtPeak | Roofline | None]
-
-
-Overview.held, Overview.roofline = (_WhenAsked(name) for name in ("held", "roofline"))  # type: ignore[assignment]
+Overview.held, Overview.roofline = (WhenAsked(name) for name in ("held", "roofline"))  # type: ignore[assignment]
 
 
 def overview(timeline: Timeline) -> Overview:

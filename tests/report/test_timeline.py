@@ -10,7 +10,7 @@ import pytest
 
 import simpar
 from simpar.program.ir.program import Timing
-from simpar.report import summarise
+from simpar.report import drawn
 from simpar.report import timeline as timelines
 from simpar.report.timeline import IDLE_CAUSES, KINDS, Blocks, IdleSpans, MemoryCurve, RankClass, overview
 
@@ -177,13 +177,16 @@ def test_cutting_leaves_other_blocks_and_idle_time_outside_of_passes():
 def test_what_only_pictures_show_is_made_when_it_is_read(monkeypatch):
     """Neither is made with the result; both once for all readers, in JSON, in copies and in other processes."""
     made = []
-    for name in ("held_at_peak", "roofline_of"):
-        whole = getattr(summarise, name)
-        monkeypatch.setattr(summarise, name, lambda *given, name=name, whole=whole: made.append(name) or whole(*given))
+    for name in ("from_program", "overview", "held_at_peak", "roofline_of"):
+        whole = getattr(drawn, name)
+        told = lambda *given, name=name, whole=whole, **named: made.append(name) or whole(*given, **named)  # noqa: E731
+        monkeypatch.setattr(drawn, name, told)
     result = simpar.simulate("tiny-llama", "dgx-h100", {"micro_batch": 1}, {"seq_len": 256, "global_batch": 8})
+    beside = result.with_published(None)
     assert not made
     other = pickle.loads(pickle.dumps(result))
-    assert made == ["held_at_peak", "roofline_of"]
+    assert made == ["from_program", "overview", "held_at_peak", "roofline_of"]
     assert other.to_json() == result.to_json()
     assert other.overview.held == result.overview.held is not None
-    assert len(made) == 2
+    assert result.timeline is beside.timeline is not None
+    assert len(made) == 4
