@@ -19,6 +19,7 @@ from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
 from simpar.frameworks.overrides import command_of, is_config, load_beside, mapping
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
+from simpar.frameworks.trainer_towers import OF_TOWERS, has_tower, word_of_tower
 from simpar.frameworks.words import Assumed, WordTable, is_off
 
 KINDS = ("sft", "pt", "rlhf")
@@ -32,6 +33,8 @@ TUNERS = ("--tuner-type", "--train-type")
 """How much is trained, by the present name and by that of versions before 4."""
 CONVERTED = ("--mcore-model", "--load")
 """Checkpoints in Megatron-LM's format, by the present name and by that of versions before 4."""
+FREEZING = ("--freeze-vit", "--freeze-aligner")
+"""Switches, on by default, that leave a tower and its projector as they are."""
 TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
@@ -56,6 +59,7 @@ WORDS = MEGATRON_WORDS | WordTable(
         "steps_per_generation", "tau_*", "temperature", "teacher_kl_coef", "top_k", "top_p",
     ),
     deciding={
+        **OF_TOWERS,
         "rlhf_type": OTHER_LOOP,
         "use_vllm": OTHER_LOOP,
         "vllm_*": OTHER_LOOP,
@@ -79,12 +83,13 @@ def read(text: str, name: str) -> Imported:
     """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
     pretrains = False  # a YAML is of sft or pt: of the more common
     if is_config(name):
-        given = _arguments(_of_config(mapping(text, name), name), name)
+        words = _of_config(mapping(text, name), name)
     else:
         words = command_of(text, name, _starts)
         pretrains = "pt" in words
         files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
-        given = _arguments([word for file in files for word in _of_config(load_beside(file, name), file)] + words, name)
+        words = [word for file in files for word in _of_config(load_beside(file, name), file)] + words
+    given = _arguments(words, name)
     if given.values.get("--task-type") == ["causal_lm"]:
         given.text("--task-type")
     asked = given.path("--model") or _converted(given)
@@ -113,6 +118,10 @@ def read(text: str, name: str) -> Imported:
     told, own = given.words(), set(given.names.values())
     left = {word: value for word, value in told.unread.items() if word in own}
     told = replace(told, used=tuple(word for word in told.used if word in own), unread=left)
+    if has_tower(plan.model):
+        said = flags_of(words)
+        are_trained = [is_off((said.get(flag) or ["true"])[0]) for flag in FREEZING]
+        told += word_of_tower(are_trained, adapts="lora_rank" in values)
     if result.expert_balance == "loss" and not pretrains:
         result = replace(result, expert_balance="tuned")
     return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)

@@ -21,8 +21,9 @@ from simpar.frameworks.target import Imported, ImportedStep
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_readers import flat_options
+from simpar.frameworks.trainer_towers import has_tower
 from simpar.frameworks.trainer_words import PREFERENCE, VISION, WORDS
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import ReadWords, WordTable
 from simpar.plan.choices.tuning import Tuning
 
 KINDS = ("sft", "pt", "rlhf")
@@ -62,9 +63,12 @@ SWIFT = Habits(
     presets={f"zero{stage}": _preset(stage) for stage in range(4)}
     | {f"zero{stage}_offload": _preset(stage, away=True) for stage in (2, 3)}
     | BEFORE_3,
+    of_towers=("freeze_vit", "freeze_aligner"),  # tuner_args.py
 )
 """Weights in the dtype of the model's config (bf16 of nearly all), and products in it; adapters of all projections."""
 OF_VISION = ("freeze_vit", "freeze_aligner", "vit_gradient_checkpointing", "vit_lr", "aligner_lr", "max_pixels")
+OF_PIXELS = ("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM")
+"""Variables that say how many patches images and videos have."""
 WORDS = WORDS | WordTable(
     idle=(
         "system", "model_author", "model_name", "model_type", "task_type", "num_labels", "template*", "agent_template",
@@ -88,7 +92,7 @@ WORDS = WORDS | WordTable(
         "cosine_*", "sync_ref_model", "ref_model_*", "vllm_server_group_port", "structured_outputs_regex",
     ),
     deciding={
-        **dict.fromkeys(OF_VISION, VISION),
+        **dict.fromkeys((*OF_VISION, *(name.lower() for name in OF_PIXELS)), VISION),
         **dict.fromkeys(("rlhf_type", "ref_*", "vllm_*", "num_iterations", "teacher_*", "rpo_alpha", "offload_*",
                          "sleep_level", "move_model_batches", "steps_per_generation", "generation_batch_size",
                          "dynamic_sample", "lmbda", "num_infer_workers", "max_completion_length", "async_generate",
@@ -132,12 +136,11 @@ def read(text: str, name: str) -> Imported:
         raise UserError(
             f"{name}: ms-swift's {', '.join(OTHERS)} train nothing; allowed: swift sft, swift pt, swift rlhf"
         )
-    return _of_command(command, environment, name, server_of_script(text, name))
+    return _of_command(replace(command, environment=environment), name, server_of_script(text, name))
 
 
-def _of_command(
-    command: TrainerCommand, environment: Mapping[str, str], name: str, server: TrainerArguments | None
-) -> Imported:
+def _of_command(command: TrainerCommand, name: str, server: TrainerArguments | None) -> Imported:
+    environment = command.environment
     values: dict[str, Any] = {}
     for config in command.configs:
         values |= flat_options(load_beside(config, name))
@@ -204,11 +207,13 @@ def _plan(
     if shape and kind == "rlhf" and given.get("rlhf_type") in ONLINE:
         longer = {**shape, "seq_len": shape["seq_len"] + (answer or USUAL_ANSWER)}
         result = replace(result, plan=result.plan.model_copy(update={"training": longer}), assumed=())
-    words = result.words
-    if result.plan.model is not None:  # shipped models have no tower
+    words, variables = result.words, {} if command is None else command.environment
+    if result.plan.model is not None and not has_tower(result.plan.model):
         spelt = {given.written.get(key, key) for key in OF_VISION}
         left = {word: value for word, value in words.unread.items() if word not in spelt}
         words = replace(words, used=(*words.used, *(word for word in words.unread if word in spelt)), unread=left)
+    elif result.plan.model is not None:
+        words += ReadWords((), {name: variables[name] for name in OF_PIXELS if variables.get(name)})
     result = replace(result, words=words, notes=(*result.notes, *notes), written_as="")
     if kind != "rlhf" or given.get("rlhf_type") != "grpo":
         return result

@@ -35,6 +35,7 @@ from simpar.frameworks.trainer_adapters import (
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
 from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
+from simpar.frameworks.trainer_towers import words_of_tower
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -103,7 +104,7 @@ class Habits:
 
     ``states`` is the dtype of the parameters that the optimizer updates: "fp32", "low" for that of the products, or ""
     if the script decides it. ``attention`` is "" if the script decides. ``presets`` are DeepSpeed configs that the
-    trainer has by name.
+    trainer has by name. ``of_towers`` are switches, on by default, that leave a tower and its projector as they are.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Habits:
     told: Mapping[str, str] = field(default_factory=dict)
     micro_batch: int = 8  # transformers, training_args.py
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    of_towers: tuple[str, ...] = ()
 
 
 def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
@@ -163,11 +165,12 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         assumed = *assumed, *assumed_targets(habits.name, values["lora_targets"], said=said)
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
+    of_tower = words_of_tower(given, habits.of_towers, model, adapts="lora_rank" in adapters)
     note, of_one = "" if model else _no_model(named), "huggingface" if stack == "ddp" else ""
     shard_ranks, of_nodes = values.pop(SHARD_RANKS, None), bool(values.pop(OF_NODES, False))
     return Imported(
         plan_said(values),
-        given.words() + sharding.words + ReadWords((), {WORD: True} if of_experts else {}),
+        given.words() + sharding.words + of_tower + ReadWords((), {WORD: True} if of_experts else {}),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},

@@ -118,6 +118,7 @@ SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RU
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
     adapters=Adapters(targets=EVERY, precision="bf16", dropout=0.0),
+    of_towers=("freeze_vision_tower", "freeze_multi_modal_projector"),  # hparams/finetuning_args.py
 )  # fmt: skip
 """Checkpoints, adapts all projections, and widens what is trained (``hparams``, ``model/adapter.py``); products beside
 adapters are in the dtype of the checkpoint (``model/patcher.py``)."""
@@ -344,10 +345,7 @@ def _is_factory(command: TrainerCommand) -> bool:
     return (
         program == "llamafactory-cli"
         or command.script.startswith("llamafactory.")
-        or (
-            {"finetuning_type", "cutoff_len"} <= set(command.flags)
-            or ("finetuning_type" in command.flags and "stage" in command.flags)
-        )
+        or ("finetuning_type" in command.flags and not _is_trl(command))
     )
 
 

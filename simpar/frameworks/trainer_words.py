@@ -2,6 +2,7 @@
 
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
 from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
+from simpar.frameworks.trainer_towers import OF_TOWERS
 from simpar.frameworks.words import ON_PROCESSORS, WordTable
 
 FAST = "kernels and fused operators: time and memory"
@@ -75,6 +76,7 @@ WORDS = ACCELERATE | WordTable(
         "code_*", "e2b_*", "pass_rate_*", "output_dataset_name", "dialogue_template", "scale_rewards",
         # of kernels of Liger and of adapters, where nothing asks for these
         "liger_rms_norm", "liger_rope", "liger_glu_activation", "lora_target_linear",
+        "is_reward_customized_from_vlm_module", "sortish_sampler", "n_train", "n_val", "n_test",
         "meta_path", "rope_theta", "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
     ),
     deciding={
@@ -110,6 +112,7 @@ WORDS = ACCELERATE | WordTable(
         "lora_target": "adapters of other matrices than a layer's projections: memory",
         **dict.fromkeys(PARAMETERS, "adapters of other matrices than a layer's projections: memory"),
         WORD: WHAT,
+        **OF_TOWERS,
         "lora_*_kernel": FAST,
         "use_unsloth": FAST,
         "use_kernels": FAST,
@@ -130,6 +133,8 @@ WORDS = ACCELERATE | WordTable(
                          "use_thumbnail", "drop_path_rate", "vit_*", "frames_upbound", "fps", "*_num_frame", "s2_*",
                          "num_video_frames", "dynamic_s2", "pad2square", "force_sample", "num_images_expected",
                          "use_backbone_lora"), VISION),
+        "train_mm_proj_only": VISION,
+        "*deepspeed_moe_layer_cls_names": "layers whose parameters ZeRO-3 gathers at once: memory and time",
         "use_packed_ds": "texts joined to sequences of a number of tokens: time and memory",
         **dict.fromkeys(("lora_namespan_exclude", "num_lora_modules"), "which matrices have adapters: memory and time"),
         "low_rank_training": "embeddings and norms are trained beside adapters (LongLoRA's trainable_params): memory",

@@ -256,6 +256,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     if problem.graph.is_mixture:
         plan = _with_routing(given, plan, notes)
         problem = replace(problem, base=plan)
+    notes += [f"Assumed of the model: {what}." for what in problem.graph.assumed]
     with _in_text(given):
         result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
     if result.whole_run is not None:

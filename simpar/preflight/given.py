@@ -223,6 +223,12 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         script = next((word for word in launch.words if word.endswith(".py")), None)
         if script and (other := _unread_script(script, source)):
             raise _refusal(source, f"{script} is a file of {other}, which is not read")
+        absent = (file for file in files_of_script(launch.words) if not _is_here(file, source))
+        if script and (file := next(absent, None)):
+            raise UserError(
+                f"{source}: {file}: no such file, and {script} is no script that is known without it; allowed: a file "
+                "here, beside the text or above it, or --from and one of simpar list readers"
+            )
         what = f"{script} is no script that is known here" if script else "no launch of a framework that is known here"
         raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what, text)
     try:
@@ -238,6 +244,10 @@ def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, befor
     if launch.config is None:
         return _config(text, source, target, "shell", launch, before)
     return _of_command(text, source, target, launch, before)
+
+
+def _is_here(file: str, source: str) -> bool:
+    return UNKNOWN.search(file) is not None or files.look_beside(file, source) is not None
 
 
 def _unread_script(script: str, source: str) -> str | None:

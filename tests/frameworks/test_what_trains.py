@@ -145,3 +145,18 @@ def test_commands_run_in_environments_of_such_names(before):
 def kinds_of(text):
     """The reader of a script."""
     return launch_of(text, "train.sh").target
+
+
+def test_forks_of_llama_factory_checkpoint_too():
+    """Its first releases, and DB-GPT-Hub, have no cutoff_len: finetuning_type alone tells."""
+    told = "python src/train_sft.py --model_name_or_path codellama/CodeLlama-13b-Instruct-hf --do_train --dataset x"
+    command = f"{told} --max_source_length 2048 --max_target_length 512 --finetuning_type lora --lora_target q_proj"
+    assert kinds(command) == "llama-factory"
+    found = read(f"{command} --per_device_train_batch_size 1 --bf16", "the command", "llama-factory").plan
+    assert (found.memory.recompute, found.training["seq_len"]) == ("full", 2560)
+
+
+def test_a_file_of_arguments_that_is_not_here_is_named():
+    """What a script trains is in it, and nobody knows the script without it."""
+    with pytest.raises(UserError, match=r"/a/sft\.yaml: no such file, and src/train\.py is no script that is known"):
+        given_words(["torchrun", "--nproc_per_node", "2", "src/train.py", "/a/sft.yaml"])

@@ -1,0 +1,66 @@
+"""Towers that trainers leave as they are, or train beside adapters: never answered as the training of all."""
+
+import pytest
+
+from simpar.frameworks.trainer_towers import ADAPTED, FROZEN, has_tower
+from simpar.verbs import check
+
+FACTORY = (
+    "llamafactory-cli train --stage sft --do_train --bf16 --dataset x --cutoff_len 2048 --output_dir o "
+    "--per_device_train_batch_size 1 --deepspeed examples/deepspeed/ds_z3_config.json"
+)
+SWIFT = "swift sft --dataset x --max_length 2048 --deepspeed zero3"
+MEGATRON = (
+    "megatron sft --dataset x --tensor_model_parallel_size 2 --micro_batch_size 1 --global_batch_size 8 "
+    "--max_length 2048 --recompute_granularity full --recompute_method uniform --recompute_num_layers 1"
+)
+SEES, READS = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+
+
+def deciding(command, model=SEES):
+    """What decides of a launch on eight devices."""
+    option = "--model_name_or_path" if "llamafactory" in command else "--model"
+    text = f"NPROC_PER_NODE=8 {command} {option} {model}"
+    return {*check(text, hardware="hgx-h200").account.deciding}
+
+
+def test_models_with_a_tower():
+    """Images of a shipped model are seen by one; text alone is not."""
+    assert [has_tower(name) for name in ("qwen2.5-vl-7b", "llava-1.5-7b", "qwen2.5-7b", "t5-3b", None)] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "full", "lora", "freezes"),
+    [
+        (FACTORY, "--finetuning_type full", "--finetuning_type lora",
+         ("--freeze_vision_tower", "--freeze_multi_modal_projector")),
+        (SWIFT, "--train_type full", "--train_type lora", ("--freeze_vit", "--freeze_aligner")),
+        (MEGATRON, "--train_type full", "--train_type lora", ("--freeze_vit", "--freeze_aligner")),
+    ],
+)  # fmt: skip
+def test_a_tower_is_left_unless_it_is_told(command, full, lora, freezes):
+    """LLaMA-Factory's finetuning_args.py and ms-swift's tuner_args.py leave tower and projector as they are."""
+    off = " ".join(f"{each} false" for each in freezes)
+    assert deciding(f"{command} {full}") == {FROZEN}
+    assert deciding(f"{command} {full} {freezes[0]} true") == {FROZEN}
+    assert deciding(f"{command} {full} {freezes[0]} false") == {FROZEN}  # the projector is left
+    assert deciding(f"{command} {full} {off}") == set()
+    assert deciding(f"{command} {lora}") == set()
+    assert deciding(f"{command} {lora} {freezes[0]} false") == {ADAPTED}
+    assert deciding(f"{command} {full}", READS) == set()
+
+
+def test_patches_of_images_decide():
+    """Variables of ms-swift that say how many there are, where there is a tower."""
+    assert deciding(f"MAX_PIXELS=1003520 {SWIFT}") == {"MAX_PIXELS"}
+    assert deciding(f"MAX_PIXELS=1003520 {SWIFT}", READS) == set()
+    assert deciding(f"{SWIFT} --max_pixels 1003520") == {"--max_pixels"}
+    assert deciding(f"{SWIFT} --max_pixels 1003520", READS) == set()
+
+
+def test_images_are_said():
+    """How many a sequence has is assumed, and said."""
+    notes = check(f"{SWIFT} --model {SEES}", hardware="hgx-h200").notes
+    assert any("Assumed of the model: 1 image a sequence" in each for each in notes)
