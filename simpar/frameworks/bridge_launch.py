@@ -27,7 +27,7 @@ TELLING = {
 LAUNCHERS = ("train.sh", "run_recipe.py", "setup_experiment.py", "run_script.py", "launch_with_nemo_run.py")
 FIELDS = {
     "train.global_batch_size": ("--global_batch_size", "-gb"), "train.micro_batch_size": ("--micro_batch_size", "-mb"),
-    "model.seq_length": ("--seq_length", "-sl"), "model.tensor_model_parallel_size": ("--tensor_model_parallel_size",
+    "dataset.seq_length": ("--seq_length", "-sl"), "model.tensor_model_parallel_size": ("--tensor_model_parallel_size",
     "-tp"), "model.pipeline_model_parallel_size": ("--pipeline_model_parallel_size", "-pp"),
     "model.context_parallel_size": ("--context_parallel_size", "-cp"),
     "model.virtual_pipeline_model_parallel_size": ("--virtual_pipeline_model_parallel_size", "-vp"),
@@ -89,10 +89,7 @@ def recipe_of(words: Sequence[str], source: str) -> str:
 def changes_of(words: Sequence[str]) -> dict[str, Any]:
     """Fields that a command sets over its recipe: by flags, then by ``key=value``."""
     flags = {field: value for field, names in FIELDS.items() if (value := value_of(words, names))}
-    result = {field: int(value) if value.isdigit() else value for field, value in flags.items()} | assigned(words)
-    if "dataset.seq_length" in result:  # the runner gives the model the length of its data
-        result["model.seq_length"] = result["dataset.seq_length"]
-    return result
+    return {field: int(value) if value.isdigit() else value for field, value in flags.items()} | assigned(words)
 
 
 def file_of(recipe: str, words: Sequence[str], source: str) -> Path:

@@ -86,6 +86,8 @@ BACKENDS = "AttnBackend."
 """Megatron-Core's enumeration of kernels of attention."""
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 """Dtypes as arguments write them, by PyTorch's names."""
+LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
+"""Fields of the length of data, in the order in which Bridge's runner looks for it."""
 SEQ_LENS = {"llama3": 8192, "nemotron": 8192}
 SEQ_LEN = 4096
 """Sequences of Bridge's pre-training recipes, by family, and of all others."""
@@ -142,6 +144,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
         )
+    said_notes += _with_length_of_data(fields)
     given = ConfigReader(fields, path)
     values = with_passes(dict(_flags(given, config)), given)
     made = config.fields.get("model")
@@ -203,6 +206,19 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     if plan.tuning.lora_rank and imported.expert_balance == "loss":
         imported = replace(imported, expert_balance="tuned")
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _with_length_of_data(fields: dict[str, Any]) -> Iterator[str]:
+    """Give the model the length of its data, as the runner does (``scripts/training/recipe_runner.py``), with a note.
+
+    Where they differ, the trainer starts by no other way (``training/config.py``).
+    """
+    told = next((value for field in LENGTHS if (value := fields.get(field)) is not None), None)
+    own = fields.get("model.seq_length")
+    if isinstance(told, int) and told != own:
+        fields["model.seq_length"] = told
+        if isinstance(own, int):
+            yield f"model.seq_length = {own}: the runner gives the model the length of its data, {told}."
 
 
 def _with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, dict[str, Any]]:
@@ -291,7 +307,8 @@ def _plain() -> dict[str, str]:
 
 def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[str]]]:
     """Megatron-LM's arguments from fields."""
-    given.get("dataset.seq_length")
+    for field in LENGTHS:
+        given.get(field)
     for field, flag in _plain().items():
         value = given.values_.get(field)
         given.used.add(field)

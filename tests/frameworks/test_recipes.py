@@ -170,6 +170,28 @@ def test_commands_name_recipes(checkout, monkeypatch, command):
         read(command.replace("8b", "9b"), "the command", "megatron-bridge")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words", "told", "noted"),
+    [
+        ("model.seq_length = 131072; cfg.dataset.seq_length = 8192", "", 8192, True),
+        ("dataset.sequence_length = 2048", "", 2048, True),
+        ("dataset.seq_length = 4096", "", 4096, False),
+        ("dataset.seq_length = 4096", "-sl 1024", 1024, True),
+        ("dataset.seq_length = 4096", "dataset.seq_length=512 model.seq_length=512", 512, False),
+        ("dataset.seq_length = 4096", "model.seq_length=512", 4096, True),
+        ("train.micro_batch_size = 1", "model.seq_length=512", 512, False),
+    ],
+)
+def test_the_model_has_the_length_of_its_data(checkout, monkeypatch, fields, words, told, noted):
+    """Bridge's runner gives it to the model, whatever that says; its trainer starts with no other."""
+    recipe = checkout / "src/megatron/bridge/recipes/mine.py"
+    recipe.write_text(f"{ALIASES}def mine_config():\n    cfg = qwen3_config()\n    cfg.{fields}\n    return cfg\n")
+    monkeypatch.chdir(checkout)
+    found = read(f"python scripts/training/run_recipe.py --recipe mine_config {words}", "a.sh", "megatron-bridge")
+    assert found.plan.training["seq_len"] == told
+    assert any("the length of its data" in note for note in found.notes) == noted
+
+
 def test_a_recipe_whose_name_stands_on_variables_names_them(checkout, monkeypatch):
     """As published launchers are: devices and their kind come from who starts them."""
     monkeypatch.chdir(checkout)
