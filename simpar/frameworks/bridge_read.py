@@ -4,17 +4,28 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from simpar import files
 from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.errors import UserError
-from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
+from simpar.frameworks.bridge_launch import (
+    LAUNCH_WORDS,
+    OVER,
+    PIPELINE,
+    STEM,
+    changes_of,
+    file_of,
+    recipe_of,
+    starts,
+    words_of,
+)
 from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
+from simpar.frameworks.bridge_runner import LENGTHS, apply_changes, with_even_ends, with_length_of_data
 from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
@@ -22,7 +33,7 @@ from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss
 from simpar.frameworks.megatron_model import predictions_changed, predictions_in
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
-from simpar.frameworks.reader import SPAWNS, Reader
+from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
@@ -38,7 +49,6 @@ MOVED = (
     ("trainer.plugins", "mixed_precision"),
 )  # fmt: skip
 """Fields that NeMo 2 has in another place than Bridge; Bridge's overlap fields override those of its model."""
-OVER = "comm_overlap."
 COMMON = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "ddp.grad_reduce_in_fp32": True,
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
@@ -86,8 +96,6 @@ BACKENDS = "AttnBackend."
 """Megatron-Core's enumeration of kernels of attention."""
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 """Dtypes as arguments write them, by PyTorch's names."""
-LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
-"""Fields of the length of data, in the order in which Bridge's runner looks for it."""
 SEQ_LENS = {"llama3": 8192, "nemotron": 8192}
 SEQ_LEN = 4096
 """Sequences of Bridge's pre-training recipes, by family, and of all others."""
@@ -117,20 +125,24 @@ def read(text: str, name: str) -> Imported:
     words = command_of(text, name, starts)
     recipe = recipe_of(words, name)
     file = file_of(recipe, words, name)
-    return _read_recipe(files.read_text(file), str(file), recipe, changes_of(words))
+    result = _read_recipe(files.read_text(file), str(file), recipe, changes_of(words), value_of(words, STEM) or "")
+    return replace(result, words=result.words + words_of(words))
 
 
-def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) -> Imported:
-    """The plan in a recipe, with values of a command over its fields."""
+def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any], stem: str = "") -> Imported:
+    """The plan in a recipe, with values of a command over its fields; ``stem`` is the performance launcher's name."""
     recipes = Recipes(text, path, KNOWN)
     named, config = recipes.made(recipe, _is_config)
-    for field, value in changes.items():
-        config.put(field, value)
-    return of_config(named, config, path, recipes.notes)
+    scaled = apply_changes(config, changes, recipes, stem)
+    result = of_config(named, config, path, recipes.notes, changes)
+    return replace(result, sized=replace(result.sized, scaled=scaled))
 
 
-def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> Imported:
-    """The plan in what the recipe of a name returns; ``remarks`` are notes of it. Raises UserError."""
+def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], changes: Collection[str] = ()) -> Imported:
+    """The plan in what the recipe of a name returns; ``remarks`` are notes of it. Raises UserError.
+
+    ``changes`` are the fields that a command set over it.
+    """
     said_notes = [*remarks]
     listed = sorted(config.flat(), key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
     fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
@@ -144,7 +156,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
         )
-    said_notes += _with_length_of_data(fields)
+    said_notes += with_length_of_data(fields)
     given = ConfigReader(fields, path)
     values = with_passes(dict(_flags(given, config)), given)
     made = config.fields.get("model")
@@ -163,6 +175,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
         values.setdefault("--num-layers", [str(layers_in(model) - tower)])
     else:
         values = _of_provider(values, made, hub, path)
+    if PIPELINE in changes:
+        values = with_even_ends(values, changes)
     names = {flag: field for field, flag in _plain().items()}
     said_notes += [*_unsure(given), *_of_8_bits(given, config, values)]
     arguments = Arguments(values, path, tuple(said_notes), names, untold)
@@ -183,42 +197,34 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     said = hub or next(classes, "")
     if said and not model and not imported.config and not imported.plan.model:
         note = f"The model is {said}, which is not shipped, nor in the hub's cache: give --model when the plan is used."
-        told = tuple(note if each == imported.asks.get("model") else each for each in imported.notes)
-        imported = replace(imported, asks={"model": note}, notes=told)
+        notes = tuple(note if each == imported.asks.get("model") else each for each in imported.notes)
+        imported = replace(imported, asks={"model": note}, notes=notes)
     adapters, assumed = adapters_of(config, named, path)
-    ranks = re.search(r"_(\d+)gpu", named)
-    replica = int(imported.plan.mesh.sizes.replica_ranks)
-    if ranks and int(ranks[1]) % replica == 0:
-        adapters["dp"] = int(ranks[1]) // replica
+    if told := re.search(r"_(\d+)gpu", named):
+        replicas, rest = divmod(ranks := int(told[1]), int(imported.plan.mesh.sizes.replica_ranks))
+        adapters |= {} if rest else {"dp": replicas}
+        imported = replace(imported, sized=replace(imported.sized, usual_ranks=ranks))
     plan = imported.plan.with_values(**adapters, **_allocator(config)).model_copy(update={"stack": STACK})
     plan = with_weights(plan, STACK)
     if untold and "seq_len" not in (plan.training or {}):  # in a file that is not here
         seq_len = next((size for family, size in SEQ_LENS.items() if named.startswith(family)), SEQ_LEN)
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
         assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
-    seen = {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
-    seen |= {MIXED: ", ".join(mixers)} if (mixers := mixers_of(config)) else {}
-    read_words = imported.words  # flags that stand for other fields have no word of their own
-    own = {PREDICTED} if model else set()
-    plain = {word: value for word, value in read_words.unread.items() if word[:2] != "--" and word not in own}
-    words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen | others)
-    words = without_idle(words, plan, given)
+    others |= {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
+    others |= {MIXED: ", ".join(mixers)} if (mixers := mixers_of(config)) else {}
+    words = without_idle(_words(imported, given, others, {PREDICTED} if model else set()), plan, given)
     if plan.tuning.lora_rank and imported.expert_balance == "loss":
         imported = replace(imported, expert_balance="tuned")
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
 
 
-def _with_length_of_data(fields: dict[str, Any]) -> Iterator[str]:
-    """Give the model the length of its data, as the runner does (``scripts/training/recipe_runner.py``), with a note.
+def _words(imported: Imported, given: ConfigReader, others: Mapping[str, Any], own: Collection[str]) -> ReadWords:
+    """The words of a recipe, with ``others`` that decide; the model's ``own`` are read with it.
 
-    Where they differ, the trainer starts by no other way (``training/config.py``).
+    Flags of Megatron-LM that stand for other fields have no word of their own.
     """
-    told = next((value for field in LENGTHS if (value := fields.get(field)) is not None), None)
-    own = fields.get("model.seq_length")
-    if isinstance(told, int) and told != own:
-        fields["model.seq_length"] = told
-        if isinstance(own, int):
-            yield f"model.seq_length = {own}: the runner gives the model the length of its data, {told}."
+    unread = {word: value for word, value in imported.words.unread.items() if word[:2] != "--" and word not in own}
+    return ReadWords(imported.words.used, unread) + given.words() + ReadWords(unread=others)
 
 
 def _with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, dict[str, Any]]:
@@ -454,7 +460,7 @@ def _of_model(model: Any) -> Iterator[str]:
 
 READER = Reader(
     name="megatron-bridge", description="Megatron-Bridge: a recipe in Python, and commands that name one", read=read,
-    starts=starts, devices=SPAWNS, words=WORDS, written_as="megatron-bridge",
+    starts=starts, devices=SPAWNS, words=WORDS | LAUNCH_WORDS, written_as="megatron-bridge",
 )  # fmt: skip
 NEMO_READER = Reader(
     name="nemo-run", description="NeMo 2: a recipe in Python", read=read, words=WORDS, written_as="nemo-run"

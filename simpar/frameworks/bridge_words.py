@@ -36,6 +36,8 @@ def without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords
         idle.append("peft")
     if plan.model and Path(plan.model).suffix == "" and lacks_shared_experts([plan.model], None):
         idle.append("model.moe_shared_expert_overlap")
+    if given.values_.get("model.pipeline_model_parallel_layout"):  # which says how many chunks a rank has
+        idle.append("model.virtual_pipeline_model_parallel_size")
     if words.unread.get("ddp.outer_dp_sharding_strategy") == "no_shard":
         idle.append("ddp.outer_dp_sharding_strategy")
     kept = {word: value for word, value in words.unread.items() if word not in idle}

@@ -181,11 +181,11 @@ class Recipes:
             return lambda *args, **keywords: owner[0].call(node, args, keywords)
         return self.known.get(self.imports[name][1] if name in self.imports else name.rpartition(".")[2])
 
-    def _recipe(self, name: str) -> Any:
-        """What a recipe returns."""
-        callee = self._callee(name)
+    def result_of(self, name: str, *args: Any) -> Any:
+        """What a function returns that this file, or one that it imports, defines, or a known one. Raises UserError."""
+        callee = next(filter(None, (each._callee(name) for each in (self, *self.modules.values()))), None)
         try:
-            return callee() if callee else None
+            return callee(*args) if callee else None
         except _RaisedError as error:
             raise UserError(f"{self.source}: {name} raises {error}") from None
 
@@ -210,11 +210,11 @@ class Recipes:
         """
         if recipe:
             name = files.choose(recipe, self.choices(), f"recipe of {self.source}")
-            value = self._recipe(name)
+            value = self.result_of(name)
             if isinstance(value, ConfigCall) and wanted(value):
                 return name, value
             raise UserError(f"{self.source}: {recipe} returns no config that is written out")
-        results = {name: self._recipe(name) for name in self.names() or self.choices()}
+        results = {name: self.result_of(name) for name in self.names() or self.choices()}
         configs = {name: made for name, made in results.items() if isinstance(made, ConfigCall) and wanted(made)}
         if not configs:
             raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
@@ -223,7 +223,7 @@ class Recipes:
             raise UserError(f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}")
         self.notes.clear()
         (name,) = configs
-        value = self._recipe(name)
+        value = self.result_of(name)
         return name, value if isinstance(value, ConfigCall) else configs[name]
 
     def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -277,7 +277,7 @@ class Recipes:
         elif isinstance(node, ast.With):
             return self._block(node.body, scope)
         elif isinstance(node, ast.Raise):
-            raise _RaisedError(ast.unparse(node)[:60])
+            raise _RaisedError(ast.unparse(node.exc or node)[:60])
         elif isinstance(node, ast.Try):
             try:
                 return self._block(node.body, scope)

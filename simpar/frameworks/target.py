@@ -51,13 +51,16 @@ class Sized:
     ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
     data-parallel ranks that share a copy of the states, if there are as many copies as the others make; ``of_nodes``:
     those of a node share one. ``alone`` is what starts one process and no more: :data:`PYTHON`, or the
-    :data:`LAUNCHER` whatever its flags say; "" for nothing.
+    :data:`LAUNCHER` whatever its flags say; "" for nothing. ``usual_ranks`` are those that the plan's dp is for, where
+    a launcher may start others; a batch that is ``scaled`` is for these, too, and grows with others.
     """
 
     stack_of_one: str = ""
     shard_ranks: int | None = None
     alone: str = ""
     of_nodes: bool = False
+    usual_ranks: int | None = None
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,16 @@ class Imported:
         return self.words.ignored
 
     def global_batch(self, world_size: int) -> int | None:
-        """Sequences of a step on ``world_size`` devices; None if the file does not give them."""
-        told = (self.plan.training or {}).get("global_batch")
+        """Sequences of a step on ``world_size`` devices; None if the file does not give them. Raises UserError."""
+        told, usual = (self.plan.training or {}).get("global_batch"), self.sized.usual_ranks
+        if told and self.sized.scaled and usual:
+            scaled, rest = divmod(told * world_size, usual)
+            if rest or not scaled:
+                raise UserError(
+                    f"global batch = {told} of {usual} ranks, which grows with them: no whole number on {world_size}; "
+                    "allowed: other ranks, or a global batch in the command"
+                )
+            return int(scaled)
         replicas = self._replicas(world_size)
         return told or (self.per_replica * replicas if self.per_replica and replicas else None)
 

@@ -222,7 +222,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
         raise UserError(f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1")
-    given = _as_counted(given, facts.hardware)
+    given = _as_counted(_as_started(given, facts), facts.hardware)
     notes = list(dict.fromkeys((*given.found.notes, *given.launch.notes)))
     if facts.model is not None:
         for what in given.found.asks:
@@ -293,7 +293,20 @@ def _in_text(given: ParsedLaunch) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise type(error)(f"{given.where}: gives {error}") if str(error).startswith("plan.") else error from None
+        start = next(
+            (told for own, told in (("plan.", "gives "), ("global batch = ", "")) if str(error).startswith(own)), None
+        )
+        raise error if start is None else type(error)(f"{given.where}: {start}{error}") from None
+
+
+def _as_started(given: ParsedLaunch, facts: CheckFlags) -> ParsedLaunch:
+    """What was read, without the replicas of the ranks that a file is usually for where other words say how many."""
+    launch, plan = given.launch, given.found.plan
+    told = facts.nodes or facts.devices or launch.nodes or launch.per_node or launch.ranks
+    if not told or given.found.sized.usual_ranks is None:
+        return given
+    plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": None})})
+    return replace(given, found=replace(given.found, plan=plan))
 
 
 def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:
@@ -449,7 +462,12 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
         if value is not None and told.get(name, value) != value:
             raise contradicted(given, f"{flag} {value}", "", told[name])
     seq_len = facts.seq_len or told.get("seq_len")
-    ruled = given.found.global_batch(world_size)
+    with _in_text(given):
+        ruled = given.found.global_batch(world_size)
+    if ruled != (usual := told.get("global_batch", ruled)):
+        notes.append(
+            f"The global batch is {ruled} sequences: the runner scales the {usual} of the recipe with the ranks."
+        )
     batch = facts.global_batch or ruled
     if batch:
         _answered("global_batch", given, notes)

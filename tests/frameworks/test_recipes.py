@@ -9,6 +9,7 @@ from simpar.frameworks.bridge_words import WORDS
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import Recipes
+from simpar.plan.choices import value_of
 
 BASE = """
 from megatron.bridge.perf_recipes.kin import split as _split, TP
@@ -133,7 +134,7 @@ def test_what_is_not_decided_stays_open():
     text = "def recipe():\n    x = 1\n    if hasattr(args, 'x'):\n        x = 2\n    return C(x=x)\n"
     _, made = Recipes(text, "r.py").made("", lambda each: isinstance(each, ConfigCall))
     assert isinstance(made.fields["x"], Unresolved)
-    with pytest.raises(UserError, match=r"r\.py: recipe raises raise ValueError"):
+    with pytest.raises(UserError, match=r"r\.py: recipe raises ValueError"):
         Recipes("def recipe():\n    raise ValueError('x')\n    return 1\n", "r.py").made("recipe", lambda _: True)
 
 
@@ -190,6 +191,111 @@ def test_the_model_has_the_length_of_its_data(checkout, monkeypatch, fields, wor
     found = read(f"python scripts/training/run_recipe.py --recipe mine_config {words}", "a.sh", "megatron-bridge")
     assert found.plan.training["seq_len"] == told
     assert any("the length of its data" in note for note in found.notes) == noted
+
+
+PERFORMS = "python scripts/performance/setup_experiment.py -m qwen -mr qwen3_8b -ng 16 -g h100 -c fp8_cs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--use_megatron_fsdp true", {"zero": 3}),
+        ("--use_megatron_fsdp false", {"zero": 1}),
+        ("-rl 4", {"recompute": "every:9"}),
+        ("--recompute_modules core_attn,mlp", {"recompute": "modules:core_attn+mlp"}),
+        ("-tp 1", {"tp": 1, "sequence_parallel": None}),
+        ("-tp 4", {"tp": 4, "sequence_parallel": True}),
+        ("-pp 2 -vp None", {"pp": 2, "vpp": 1}),
+        ("-pp 2 -vp 3", {"pp": 2, "vpp": 3}),
+        ("-pp 2 --pipeline_model_parallel_layout 'Et*9|t*9|t*9|t*9L'", {"pp": 2, "vpp": 2}),
+        ("-tp 4 model.tensor_model_parallel_size=8", {"tp": 8}),
+    ],
+)
+def test_flags_of_the_performance_launcher_set_fields(checkout, monkeypatch, flags, told):
+    """As its overrides do; key=value words go over them."""
+    monkeypatch.chdir(checkout)
+    recipe = checkout / "src/megatron/bridge/perf_recipes/qwen3.py"
+    recipe.write_text(
+        recipe.read_text().replace("cfg.env_vars", "cfg.ddp.use_distributed_optimizer = True\n    cfg.env_vars")
+    )
+    plan = read(f"{PERFORMS} {flags}", "a.sh", "megatron-bridge").plan
+    assert {name: value_of(plan, name) for name in told} == told
+
+
+def test_every_flag_of_a_launcher_is_accounted_for(checkout, monkeypatch):
+    """Those that decide are named, those of clusters and logs are not, and others are unknown."""
+    monkeypatch.chdir(checkout)
+    flags = "-mb 2 --nccl_ub false -a me --wandb_key x --container_image y -ms 50 --num_layers 4 -lgc 1200 --what 3"
+    found = read(f"{PERFORMS} {flags}", "a.sh", "megatron-bridge")
+    account = load_reader("megatron-bridge").words.sort(found.words.used, found.words.unread)
+    assert {"-mb", "--nccl_ub", "-ng"} <= {*account.used}
+    assert {"--account", "--wandb_key", "--container_image", "--max_steps"} <= {*account.idle}
+    assert {each for each in account.deciding if each[:1] == "-"} == {"--num_layers", "--lock_gpu_freq"}
+    assert account.unknown == ("--what",)
+
+
+STAGED = """
+from megatron.bridge.recipes.base import base_config
+def _layout(pp, vpp=None):
+    stages = pp * (vpp or 1)
+    known = {4: [["embedding"] + ["decoder"] * 12] + [["decoder"] * 8] * 2 + [["decoder"] * 8 + ["loss"]],
+             2: [["embedding"] + ["decoder"] * 20, ["decoder"] * 16 + ["loss"]]}
+    if stages not in known:
+        raise ValueError("no layout")
+    return known[stages]
+def staged_config():
+    cfg = base_config()
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model._pipeline_model_parallel_layout_builder = _layout
+    cfg.model.pipeline_model_parallel_layout = _layout(4)
+    return cfg
+def uneven_config():
+    cfg = base_config()
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.num_layers_in_first_pipeline_stage = 8
+    cfg.model.num_layers_in_last_pipeline_stage = 8
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "layers"),
+    [
+        ("staged", "", (12, 8, 8, 8)),
+        ("staged", "-pp 2", (20, 16)),
+        ("staged", "model.pipeline_model_parallel_size=1 model.virtual_pipeline_model_parallel_size=2", (20, 16)),
+        ("uneven", "-tp 1", (8, 10, 10, 8)),
+        ("uneven", "-pp 6", (8, 5, 5, 5, 5, 8)),
+        ("uneven", "-pp 9", None),  # 20 layers do not fill 7 stages evenly: those of all nine are 4
+    ],
+)
+def test_another_number_of_stages_shares_out_layers_anew(checkout, monkeypatch, recipe, words, layers):
+    """By the recipe's own function, or without ends that leave the others an uneven share."""
+    (checkout / "src/megatron/bridge/recipes/staged.py").write_text(STAGED)
+    monkeypatch.chdir(checkout)
+    command = f"python scripts/training/run_recipe.py --recipe {recipe}_config {words}"
+    assert read(command, "a.sh", "megatron-bridge").plan.pipeline.layers == layers
+
+
+def test_a_number_of_stages_that_a_recipe_has_no_layout_for(checkout, monkeypatch):
+    """What its function raises is told."""
+    (checkout / "src/megatron/bridge/recipes/staged.py").write_text(STAGED)
+    monkeypatch.chdir(checkout)
+    with pytest.raises(UserError, match=r"_layout raises ValueError\('no layout'\)"):
+        read("python scripts/training/run_recipe.py --recipe staged_config -pp 3", "a.sh", "megatron-bridge")
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "batch"),
+    [("", 16, 32), ("", 64, 128), ("-tp 4", 16, 16), ("-tp 1", 32, 128), ("-gb 48", 64, 48)],
+)
+def test_a_benchmark_keeps_the_sequences_of_a_rank(checkout, monkeypatch, words, ranks, batch):
+    """The runner scales its batch with data-parallel ranks, unless the command says one."""
+    monkeypatch.chdir(checkout)
+    found = read(f"{PERFORMS} {words}", "a.sh", "megatron-bridge")
+    assert found.global_batch(ranks) == batch
+    with pytest.raises(UserError, match="= 32 of replicas of 2 ranks: no whole number with 10"):
+        read(f"{PERFORMS} -pp 5", "a.sh", "megatron-bridge")
 
 
 def test_a_recipe_whose_name_stands_on_variables_names_them(checkout, monkeypatch):
