@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.errors import TooContendedError
-from simpar.native import NativeLibrary, empty_columns, int32_column, int64_column, pointers
+from simpar.native import NativeLibrary, address, empty_columns, int32_column, int64_column, pointers
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Timing
 from simpar.units import Indices, Ints
@@ -80,7 +80,7 @@ class Runner:
             to_work(columns.work_bytes[flows]), to_cap(columns.rate_cap_bytes_per_s[flows]), int32_column(route),
             self.hops_of, *self.hops, self.rate, change, start_ns, finish_ns,
         )  # fmt: skip
-        tables = _Tables(*counts, *(array.ctypes.data for array in arrays))
+        tables = _Tables(*counts, *(address(array) for array in arrays))
         code = self.library.run_program(ctypes.byref(tables))
         if code == _TOO_CONTENDED:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")

@@ -34,6 +34,14 @@ class Order:
     ways: list[list[int]]
     way: Ints
 
+    def keys_at(self, actions: Ints) -> list[int]:
+        """The indices of the keys of some actions, int64[n] ascending, in order of appearance."""
+        first = np.full(len(self.keys), len(self.key))
+        first[self.key[actions[::-1]]] = actions[::-1]  # the first of several is written last
+        count = np.count_nonzero(first < len(self.key))
+        appearing: list[int] = np.argsort(first, kind="stable")[:count].tolist()
+        return appearing
+
 
 @dataclass(frozen=True, eq=False)
 class Orders:

@@ -25,7 +25,7 @@ from simpar.program.fold.refinement import rows_by_appearance
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries
 from simpar.program.messages import Messages
-from simpar.program.orders import Order, Orders, distinct, orders_of
+from simpar.program.orders import Order, Orders, orders_of
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.emptied_cache import emptied
@@ -231,7 +231,7 @@ class RankClassBuilder:
         """Templates, and the index of every action's template (those of slices apart); the tail's is the last."""
         tail = self._tail(class_id)
         makers, which = self._variants(class_id, order, tail)
-        mine = [distinct(order.key[which == each])[0] for each in range(len(makers))]
+        mine = [order.keys_at(np.flatnonzero(which == each)) for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
         result = [maker._templates(class_id, each, form) for (maker, form), each in zip(makers, keys, strict=True)]
         known = (*(id(each) for each in (order, tail, *(templates for templates, _ in result))), which.tobytes())

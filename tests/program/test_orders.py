@@ -17,6 +17,7 @@ def test_the_order_of_a_rank_by_hand() -> None:
     # rank 1 runs F0 B0 F1 B1; nothing waits for the tail, and forwards of the first stage for nobody
     assert order.awaited.tolist() == [-1, -1, 1, 3, -1]
     assert [pair[1] for pair in order.ways] == [-1, 1]
+    assert order.keys_at(np.array([1, 2])) == [1, 2]
     assert order.way.tolist() == [0, 0, 1, 1, 0]
 
 
@@ -44,3 +45,11 @@ def test_plans_that_run_a_schedule_share_its_orders() -> None:
     assert orders_of(schedule, by_runs=False, by_stage=False) is first
     assert orders_of(schedule, by_runs=True, by_stage=False) is not first
     assert first.of(1) is first.of(1)
+
+
+def test_keys_of_some_actions_come_in_order_of_appearance() -> None:
+    """Each once, in whichever order the whole rank first runs them."""
+    order = orders_of(make_schedule("interleaved", 4, 8, 2), by_runs=False, by_stage=False).of(2)
+    for actions in (np.arange(len(order.key)), np.arange(5, 20), np.arange(0, len(order.key), 3)):
+        assert order.keys_at(actions) == list(dict.fromkeys(order.key[actions].tolist()))
+    assert order.keys_at(np.zeros(0, dtype=np.int64)) == []

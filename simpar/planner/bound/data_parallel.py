@@ -24,9 +24,9 @@ from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.space.table import factorize
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain, occupied_ns
+from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, occupied_ns
 from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
-from simpar.program.fold.group_routes import GroupKind
+from simpar.program.fold.group_routes import GroupKind, in_first_domain
 from simpar.program.structure.buckets import buckets
 from simpar.program.structure.hooks import Copies, SyncPolicy
 from simpar.program.structure.stages import PASSES

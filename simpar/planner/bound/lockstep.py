@@ -29,11 +29,10 @@ from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import Rows, factorize
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import Price, in_first_domain, on_time
+from simpar.program.emission.collective_prices import Price, on_time
 from simpar.program.emission.traffic import group_kinds
-from simpar.program.fold.group_routes import GroupKind
+from simpar.program.fold.group_routes import GroupKind, in_first_domain
 from simpar.program.fold.quotient import Quotient, build_quotient
-from simpar.program.ir.flow import NO_CAP, solo_rates
 from simpar.program.perturbation import Perturbation
 from simpar.program.rank_class_builder import rank_colours
 from simpar.program.structure.synchronisation import Synchronisation
@@ -202,10 +201,10 @@ def _loaded(groups: MeshGroups, one: int, op: str, lines: Sequence[Line]) -> tup
     """
     rates, slopes = [], list[dict[str, float]]()
     for line in lines:
-        links, coefficients = groups.quotient.route(one, op, line)
-        capacity = np.floor(groups.quotient.link_capacity_bytes_per_s[links])
-        rates.append(int(solo_rates(coefficients, capacity.astype(np.int64)).min(initial=NO_CAP)))
-        slopes.append(_least(groups, links, coefficients / capacity))
+        route = groups.quotient.route(one, op, line)
+        rates.append(route.rate)
+        capacity_bytes_per_s = groups.quotient.capacity_bytes_per_s[route.links]
+        slopes.append(_least(groups, route.links, route.coefficients / capacity_bytes_per_s))
     families = set.intersection(*map(set, slopes))
     return np.array(rates, dtype=np.int64), {name: min(each[name] for each in slopes) for name in families}
 

@@ -19,6 +19,7 @@ from simpar.cost.collectives.traffic import is_port
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
+from simpar.program.fold.group_routes import in_first_domain
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
 from simpar.program.job import TrainingJob
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
@@ -73,18 +74,6 @@ def on_time(cluster: Cluster, kind: str) -> Cluster:
     There they hold up the host that launches the collective, and not the device.
     """
     return cluster.punctual if is_tensor_parallel(kind) else cluster
-
-
-def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
-    """The group int64[N] moved to begin in the first domain, where that costs the same.
-
-    Groups stay in mixed clusters, and where they span domains and leaf switches bind.
-    """
-    size = cluster.domain_size
-    first, last = int(ranks.min()) // size, int(ranks.max()) // size
-    if cluster.is_mixed or (cluster.leaves_bind and first != last):
-        return ranks
-    return ranks - first * size
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Emitter:
                 parts.append(known[id(template)][0])
             parts += [classes, *(getattr(actions, name) for name in _OF_ACTIONS)]
             uses, use_of_node = self._shared(actions).uses
-            parts += [use_of_node, *(network.flows(classes, use) for use in uses)]
+            parts += [use_of_node, *network.flows(classes, uses)]
         routes = network.program_routes()
         parts += [routes.links.pointer, routes.links.item, routes.coefficient, routes.capacity_bytes_per_s]
         for part in parts:
@@ -198,7 +198,6 @@ class Emitter:
         tables, (uses, use), of_nodes = shared.tables, shared.uses, shared.columns
         _, starts = _slots_of(tables, template)
         labels, label_at = self._label(actions)
-        flows = [self.network.flows(classes, each) for each in uses]
         waiting, freeing = (
             _tile([table.rows[name] for table in tables], template, starts, _NODES[name])
             for name in ("awaits", "frees")
@@ -214,7 +213,7 @@ class Emitter:
             source_action=actions.source_action,
             use=use,
             label=labels,
-            flow=np.array(flows, dtype=np.int64),
+            flow=self.network.flows(classes, uses),
             exit=np.array([each.exit for each in actions.templates]),
             buffer=_buffer_rows(waiting, freeing),
             **of_nodes,
@@ -243,7 +242,7 @@ class Emitter:
                     column[places] = values[at]
             uses, use_of_node = shared.uses
             if uses:
-                flows = np.stack([self.network.flows(classes, use) for use in uses])
+                flows = self.network.flows(classes, uses)
                 at = np.flatnonzero(use_of_node[row] >= 0)
                 use = use_of_node[row[at]]
                 for number, name in enumerate(_FLOWS):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -72,16 +73,11 @@ def make_columns(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> T
         if node.collective:
             uses.setdefault(node.collective, []).append(i)
     each = list(enumerate(nodes))
-    # OPS: of a collective, all but the node come from its group's flow (_FLOWS); -1 names no group and no route
-    zero, none = [0] * len(nodes), [-1] * len(nodes)
-    ops = {
-        "node": range(len(nodes)),
-        "group": none,
-        "fixed_ns": [0 if node.collective else node.duration_ns for node in nodes],
-        "work_bytes": zero,
-        "route": none,
-        "rate_cap_bytes_per_s": zero,
-    }
+    # of a collective, all but the node come from its group's flow (_FLOWS); -1 names no group and no route
+    ops = np.zeros((len(OPS), len(nodes)), dtype=np.int64)
+    ops[[OPS.index("group"), OPS.index("route")]] = -1
+    ops[OPS.index("node")] = np.arange(len(nodes))
+    ops[OPS.index("fixed_ns")] = _rows([(0 if node.collective else node.duration_ns,) for node in nodes], 1)
     changes = [(i, change) for i, node in each for change in node.memory]
     # by kind of row: (node, node waited for), (node, stream), (node, at its finish?, bytes, category), (node,),
     # (node, first node of the action, buffer, how many uses back), (node, buffer)
@@ -95,19 +91,16 @@ def make_columns(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> T
         "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],
         "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
     }
-    return TemplateColumns(
-        ops=_rows(list(zip(*(ops[name] for name in OPS), strict=True)), len(OPS)),
-        rows={name: _rows(some, WIDTH[name]) for name, some in rows.items()},
-        uses=uses,
-    )
+    return TemplateColumns(ops=ops, rows={name: _rows(some, WIDTH[name]) for name, some in rows.items()}, uses=uses)
 
 
 def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
     """Rows as columns: int64[width, rows]."""
     try:
-        return np.ascontiguousarray(np.array(values, dtype=np.int64).reshape(-1, width).T)
+        flat = np.fromiter(chain.from_iterable(values), np.int64, len(values) * width)
     except OverflowError:
         raise BeyondIntegers(
             "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
             "(training.seq_len, plan.micro_batch)"
         ) from None
+    return np.ascontiguousarray(flat.reshape(-1, width).T)

@@ -22,14 +22,7 @@ from simpar.program.blocks.context import HEADS, RING
 from simpar.program.blocks.experts import RANKS, SLICES
 from simpar.program.blocks.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import (
-    Added,
-    calls_ns,
-    in_first_domain,
-    is_tensor_parallel,
-    occupied_ns,
-    on_time,
-)
+from simpar.program.emission.collective_prices import Added, calls_ns, is_tensor_parallel, occupied_ns, on_time
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.fold.refinement import rows_by_appearance
@@ -262,10 +255,10 @@ class QuotientNetwork:
             users[place // len(families)] -= known[key]
         return (users > 1) & self.contention
 
-    @cached_property
+    @property
     def _capacity(self) -> Ints:
-        """Bytes per second of every link class, as the Program counts them."""
-        return np.floor(self.quotient.link_capacity_bytes_per_s).astype(np.int64)
+        """Bytes per second of every link class."""
+        return self.quotient.capacity_bytes_per_s
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
@@ -315,7 +308,7 @@ class QuotientNetwork:
         quotient, capacity = self.quotient, self._capacity
         shared, port = self._shared, quotient.link_is_port
         result, first = np.arange(len(quotient.groups)), 0
-        moved = [in_first_domain(group.ranks, self.cluster).tobytes() for group in quotient.groups]
+        moved = [group.in_first_domain.tobytes() for group in quotient.groups]
         places = {ranks: number for number, ranks in enumerate(dict.fromkeys(moved))}
         for kind, traffic in enumerate(quotient.traffic):
             count = sum(group.kind_index == kind for group in quotient.groups[first:])
@@ -337,25 +330,29 @@ class QuotientNetwork:
             first += count
         return result
 
-    def flows(self, classes: Ints, use: CollectiveUse) -> Ints:
-        """Program entries of a collective of rank classes whose groups are alike: int64[5, classes].
+    def flows(self, classes: Ints, uses: Sequence[CollectiveUse]) -> Ints:
+        """Program entries of collectives of rank classes whose groups are alike: int64[uses, 5, classes].
 
         They are the group, ``fixed_ns``, ``work_bytes``, the route (-1: none) and ``rate_cap_bytes_per_s``.
         """
-        groups = self.quotient.group_class[use.group][classes]
-        price = self._priced(int(self.alike[groups[0]]), use)
-        route = np.full(len(groups), -1)
-        if price.positions is not None:
-            for group in dict.fromkeys(groups.tolist()):
-                if group not in price.route_of:
-                    price.route_of[group] = len(self.routes)
-                    links = self.quotient.links_of_groups.row(group)
-                    self.routes.append((links[price.positions], price.coefficients))
-            route = np.array([price.route_of[group] for group in groups.tolist()])
-        result = np.empty((5, len(groups)), dtype=np.int64)
-        result[0], result[3] = groups, route
-        result[1], result[2], result[4] = price.fixed_ns, price.work_bytes, price.rate_cap_bytes_per_s
-        return result
+        rows, first = list[list[int]](), int(classes[0])
+        for use in uses:
+            groups = self.quotient.group_class[use.group][classes].tolist()
+            price = self._priced(self._first_alike[use.group][first], use)
+            route = [self._route_of(price, group) for group in groups]
+            numbers = (price.fixed_ns, price.work_bytes, price.rate_cap_bytes_per_s)
+            fixed, work, cap = ([number] * len(classes) for number in numbers)
+            rows += groups, fixed, work, route, cap
+        return np.array(rows, dtype=np.int64).reshape(len(uses), 5, len(classes))
+
+    def _route_of(self, price: _Priced, group: int) -> int:
+        """The number of the route of a collective of a group; -1 of one whose duration is fixed."""
+        if price.positions is None:
+            return -1
+        if group not in price.route_of:
+            price.route_of[group] = len(self.routes)
+            self.routes.append((self.quotient.links_of_groups.row(group)[price.positions], price.coefficients))
+        return price.route_of[group]
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
@@ -381,27 +378,26 @@ class QuotientNetwork:
     def _make(self, group: int, use: CollectiveUse) -> _Priced:
         line = choose_fastest(self._considered(group, use.op), float(use.size_bytes))
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
-        links, coefficients = self.quotient.route(group, use.op, line)
+        route = self.quotient.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
         work, cap = use.moved_bytes, int(line.rate_cap_bytes_per_s or 0)
-        if not len(links) and not cap:
+        if not len(route.links) and not cap:
             return _Priced(latency_ns, latency_ns)
-        solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)
-        if not self._shared[links].any():
+        solo_ns = solo_duration_ns(latency_ns, work, route.rate, cap)
+        if not self._shared[route.links].any():
             return _Priced(solo_ns, solo_ns)
-        positions = np.searchsorted(self.quotient.links_of_groups.row(group), links)
-        return _Priced(solo_ns, latency_ns, work, cap, positions, coefficients)
+        positions = np.searchsorted(self.quotient.links_of_groups.row(group), route.links)
+        return _Priced(solo_ns, latency_ns, work, cap, positions, route.coefficients)
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """The lines that the library considers for an op on a group class; equal for groups in like places."""
         result = self.quotient.groups[group]
         key = (result.kind_index, result.place, op)
         if key not in self._lines:
-            ranks = in_first_domain(result.ranks, self.cluster)
-            moved = op, is_tensor_parallel(result.kind), ranks.tobytes()
+            moved = op, is_tensor_parallel(result.kind), result.in_first_domain.tobytes()
             if moved not in self._offers:
-                self._offers[moved] = offers(op, ranks, on_time(self.cluster, result.kind))
+                self._offers[moved] = offers(op, result.in_first_domain, on_time(self.cluster, result.kind))
             self._lines[key] = self._offers[moved]
         return self._lines[key]
 

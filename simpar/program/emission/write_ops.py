@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
-from simpar.native import NativeLibrary, empty_columns, int64_column
+from simpar.native import NativeLibrary, address, empty_columns, int64_column, pointers
 from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import Csr, MemoryTable, OpTable
 from simpar.units import Indices, Ints
@@ -71,7 +71,7 @@ class AlikeColumns:
             len(c["template"]), c["source_action"].shape[1], len(self.classes), c["dependency"].shape[1],
             c["memory"].shape[1], c["buffer"].shape[1],
         )  # fmt: skip
-        return _Alike(*sizes, *(c[name].ctypes.data for name in _COLUMNS), c["stream"].shape[1])
+        return _Alike(*sizes, *(address(c[name]) for name in _COLUMNS), c["stream"].shape[1])
 
 
 def alike_columns(classes: Ints, **columns: Ints) -> AlikeColumns:
@@ -131,7 +131,7 @@ def write_ops(
     }  # fmt: skip
     _give(output, items)
     filled = np.zeros(num_classes * streams, dtype=np.int64)
-    library.link_ops(ctypes.byref(output), ctypes.c_void_p(filled.ctypes.data))
+    library.link_ops(ctypes.byref(output), *pointers(filled))
     num_ops = output.ops
     return Written(
         slots={name: made[f"slot_{name}"] for name in _SLOT_COLUMNS},
@@ -146,4 +146,4 @@ def write_ops(
 
 def _give(output: _Output, columns: Mapping[str, NDArray[Any]]) -> None:
     for name, column in columns.items():
-        setattr(output, name, column.ctypes.data)
+        setattr(output, name, address(column))

@@ -51,6 +51,18 @@ class KindLoads:
     columns: tuple[tuple[str, str], ...]
 
 
+def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
+    """The group int64[N] moved to begin in the first domain, where that costs the same.
+
+    Groups stay in mixed clusters, and where they span domains and leaf switches bind.
+    """
+    size = cluster.domain_size
+    first, last = int(ranks.min()) // size, int(ranks.max()) // size
+    if cluster.is_mixed or (cluster.leaves_bind and first != last):
+        return ranks
+    return ranks - first * size
+
+
 def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
     """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link).
 

@@ -15,10 +15,10 @@ import numpy as np
 from simpar.cost.collectives.lines import Line
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
-from simpar.program.fold.group_routes import GroupKind
+from simpar.program.fold.group_routes import GroupKind, in_first_domain
 from simpar.program.fold.incidence import IncidenceGraph, build_graph
 from simpar.program.fold.refinement import refine
-from simpar.program.ir.flow import quantise
+from simpar.program.ir.flow import quantise, slowest_rate
 from simpar.program.ir.program import Csr
 from simpar.units import Flags, Floats, Ints, unique
 
@@ -31,15 +31,29 @@ class GroupClass:
     """Process groups that always behave alike: their kind and the rank classes they join.
 
     ``ranks`` is a group on which to price their collectives: one of the class, or a translate in a like place of the
-    fabric. ``place`` numbers such groups within the kind of index ``kind_index``.
+    fabric; ``in_first_domain`` is it moved there (:func:`simpar.program.fold.group_routes.in_first_domain`). ``place``
+    numbers such groups within the kind of index ``kind_index``.
     """
 
     kind: str
     place: int
     ranks: Ints
+    in_first_domain: Ints
     members: tuple[int, ...]
     directed: bool = False
     kind_index: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """What a group puts on classes of ``links`` int64[n]: ``coefficients`` float64[n], in bytes per byte of the op.
+
+    Alone on its links the op drains at ``rate`` (:func:`simpar.program.ir.flow.slowest_rate`).
+    """
+
+    links: Ints
+    coefficients: Floats
+    rate: int
 
 
 @dataclass(frozen=True)
@@ -102,12 +116,27 @@ class Quotient:
         pairs = unique(group * count + link)
         return Csr.of(pairs // count, pairs % count, len(self.groups))
 
-    def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, Floats]:
-        """(Link classes that a group of the class loads, bytes on one such link per byte of the op's size).
+    @cached_property
+    def capacity_bytes_per_s(self) -> Ints:
+        """Capacities of link classes as the Program counts them, int64[num_link_classes]."""
+        return np.floor(self.link_capacity_bytes_per_s).astype(np.int64)
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, str, Line], Route]:
+        return {}
+
+    def route(self, group_class: int, op: str, line: Line) -> Route:
+        """The route of an op of the groups of a class.
 
         Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all
         groups of the class together put on it.
         """
+        key = group_class, op, line
+        if key not in self._routes:
+            self._routes[key] = self._make_route(*key)
+        return self._routes[key]
+
+    def _make_route(self, group_class: int, op: str, line: Line) -> Route:
         traffic = self.traffic[self.groups[group_class].kind_index]
         mine = traffic.of_group(group_class)
         raw = traffic.loads[traffic.label[mine], traffic.columns.index((op, line.algorithm))]
@@ -115,7 +144,8 @@ class Quotient:
         share = line.share(self.link_is_port[traffic.link[mine]])
         together = quantise(raw / share) * traffic.count[mine]
         links, index = np.unique(traffic.link[mine], return_inverse=True)
-        return links, np.bincount(index, together, len(links)).astype(np.float64)
+        coefficients = np.bincount(index, together, len(links)).astype(np.float64)
+        return Route(links, coefficients, slowest_rate(coefficients, self.capacity_bytes_per_s[links]))
 
 
 def build_quotient(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True) -> Quotient:
@@ -136,11 +166,11 @@ def build_quotient(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: In
 
 
 def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> bytes:
-    """A digest of everything that determines a quotient on a cluster."""
+    """A digest of everything that determines a quotient on a cluster; ranks and colours fit into 32 bits."""
     said = [(kind.name, kind.ops, kind.directed, kind.groups.shape) for kind in kinds]
     hashed = hashlib.sha256(repr((said, orbits)).encode())
     for each in (rank_colour, *(kind.groups for kind in kinds)):
-        hashed.update(np.ascontiguousarray(each, dtype=np.int64).data)
+        hashed.update(np.ascontiguousarray(each, dtype=np.int32).data)
     return hashed.digest()
 
 
@@ -168,7 +198,9 @@ def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quoti
             place = int(graph.kinds[number].place[index])
             joins = tuple(sorted({*rank_class[by_group[slice(*end)]].tolist()}))
             directed = placed.kind.directed
-            groups.append(GroupClass(name, place, placed.ranks[place], joins, directed, number))
+            ranks = placed.ranks[place]
+            moved = in_first_domain(ranks, cluster)
+            groups.append(GroupClass(name, place, ranks, moved, joins, directed, number))
         traffic.append(_traffic(graph, number, classes, first_link, link_class))
     orbits = graph.symmetry.orbits
     class_of_lowest = np.zeros_like(orbits)

@@ -64,14 +64,16 @@ def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:
     return (to_rate(capacity_bytes_per_s) << FRACTION_BITS) // fixed_point(coefficient)
 
 
-def solo_duration_ns(
-    fixed_ns: int, work_bytes: int, coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike, rate_cap_bytes_per_s: int
-) -> int:
-    """Duration of one flow with its links to itself: fixed part plus work over its smallest rate."""
+def slowest_rate(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> int:
+    """The rate, in units of rate, that all links of a route together allow one flow; NO_CAP without links."""
+    return int(solo_rates(coefficient, capacity_bytes_per_s).min(initial=NO_CAP))
+
+
+def solo_duration_ns(fixed_ns: int, work_bytes: int, rate: int, rate_cap_bytes_per_s: int = 0) -> int:
+    """Duration of one flow with its links, which allow it ``rate``, to itself: fixed part plus work over its rate."""
     if not work_bytes:
         return int(fixed_ns)
-    rates: list[int] = solo_rates(coefficient, capacity_bytes_per_s).tolist()
-    return int(drained_ns(fixed_ns, work_bytes, min([int(to_cap(rate_cap_bytes_per_s)), *rates])))
+    return int(drained_ns(fixed_ns, work_bytes, min(rate, int(to_cap(rate_cap_bytes_per_s)))))
 
 
 def drained_ns(fixed_ns: ArrayLike, work_bytes: ArrayLike, rate: ArrayLike) -> Ints:

@@ -1,4 +1,6 @@
-"""Memory over time: exact step functions per class of ranks, from the Program's memory table."""
+"""Peaks of memory: the highest level of every class of ranks, exactly, from the Program's memory table."""
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -9,14 +11,11 @@ from simpar.units import Ints
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one class: ``by_category[i]`` bytes hold from ``time_ns[i]`` on (columns: MEMORY_CATEGORIES).
+    """Memory of one class at its highest total: ``at_peak`` are its categories, int64[MEMORY_CATEGORIES].
 
-    ``at_peak`` are the categories at the highest total, ``peak_op`` the op whose allocation reaches it first
-    (-1: it is held from the beginning).
+    ``peak_op`` is the op whose allocation reaches it first, at ``peak_time_ns`` (-1: it is held from the beginning).
     """
 
-    time_ns: Ints
-    by_category: Ints
     at_peak: Ints
     peak_time_ns: int
     peak_op: int
@@ -28,29 +27,20 @@ class MemoryUse:
 
 
 def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
-    """The exact curves of all classes, from one pass over the table; at one instant frees come before allocations."""
-    owner = program.memory.class_id
-    order = np.argsort(owner, kind="stable")
-    cuts = np.cumsum(np.bincount(owner, minlength=len(program.class_names)))[:-1]
-    return tuple(_use(program, timing, rows) for rows in np.split(order, cuts))
-
-
-def _use(program: Program, timing: Timing, rows: Ints) -> MemoryUse:
-    """The curve of some rows of the memory table."""
-    table = program.memory
-    op, delta = table.op[rows], table.delta_bytes[rows]
-    time = np.where(table.at_finish[rows], timing.finish_ns[op], timing.start_ns[op])
-    order = np.argsort(time << 1 | (delta > 0), kind="stable")  # one packed key: time, then frees first
-    changes = np.zeros((len(order) + 1, len(MEMORY_CATEGORIES)), dtype=np.int64)
-    changes[np.arange(1, len(order) + 1), table.category[rows][order]] = delta[order]
-    curve = np.cumsum(changes, axis=0)
-    times = np.append(0, time[order])
-    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)  # each instant's last change
-    peak = int(np.argmax(curve.sum(axis=1)))
-    return MemoryUse(
-        time_ns=times[last],
-        by_category=curve[last],
-        at_peak=curve[peak],
-        peak_time_ns=int(times[peak]),
-        peak_op=int(op[order[peak - 1]]) if peak else -1,
-    )
+    """The peaks of all classes, from one pass over the table; at one instant frees come before allocations."""
+    table, result = program.memory, list[MemoryUse]()
+    time = np.where(table.at_finish, timing.finish_ns[table.op], timing.start_ns[table.op])
+    instant = time << 1 | (table.delta_bytes > 0)  # one packed key: time, then frees first
+    order = np.lexsort((instant, table.class_id))
+    level = np.cumsum(table.delta_bytes[order])  # of one class after the other
+    begins = np.searchsorted(table.class_id[order], np.arange(len(program.class_names) + 1))
+    for begin, end in pairwise(begins.tolist()):
+        at_peak, before = np.zeros(len(MEMORY_CATEGORIES), dtype=np.int64), level[begin - 1] if begin else 0
+        peak = begin + int(np.argmax(level[begin:end])) if end > begin else -1
+        if peak < 0 or level[peak] <= before:
+            result.append(MemoryUse(at_peak, 0, -1))
+            continue
+        rows = order[begin : peak + 1]
+        np.add.at(at_peak, table.category[rows], table.delta_bytes[rows])
+        result.append(MemoryUse(at_peak, int(time[rows[-1]]), int(table.op[rows[-1]])))
+    return tuple(result)

@@ -182,14 +182,14 @@ def assert_routes_are_loads(seed: int) -> None:
             loads, chosen = loads_of(case, kind.groups[of_group == group_class], op, size)
             offer = choose_fastest(offers(op, quotient.groups[group_class].ranks, case.cluster), size)
             assert chosen == {offer.algorithm}
-            links, coefficient = quotient.route(group_class, op, offer)
+            route = quotient.route(group_class, op, offer)
             used = {(round(load, 6), case.cluster.link_capacity_bytes_per_s[k]) for k, load in loads.items()}
             routed = {
                 (round(load, 6), quotient.link_capacity_bytes_per_s[k])
-                for k, load in zip(links.tolist(), coefficient.tolist(), strict=True)
+                for k, load in zip(route.links.tolist(), route.coefficients.tolist(), strict=True)
             }
             assert used == routed
-            for link, load in zip(links.tolist(), coefficient.tolist(), strict=True):
+            for link, load in zip(route.links.tolist(), route.coefficients.tolist(), strict=True):
                 assert loads[names[quotient.link_names[link]]] == pytest.approx(load)
 
 
@@ -213,8 +213,9 @@ def test_groups_that_load_a_link_differently_add_up() -> None:
     assert len(quotient.groups) == 1
     considered = offers("all_gather", groups[0], cluster)
     offer = next(each for each in considered if each.algorithm == "halving_doubling")
-    links, coefficient = quotient.route(0, "all_gather", offer)
-    loads = {quotient.link_names[k]: c * offer.nic_share for k, c in zip(links, coefficient, strict=True)}
+    route = quotient.route(0, "all_gather", offer)
+    columns = zip(route.links.tolist(), route.coefficients.tolist(), strict=True)
+    loads = {quotient.link_names[k]: c * offer.nic_share for k, c in columns}
     assert loads["leaf_up[0]"] == pytest.approx(0.75 + 0.75 + 0.5)
 
 

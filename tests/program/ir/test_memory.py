@@ -1,4 +1,4 @@
-"""Memory curves: closed forms, and the order of events within an instant."""
+"""Peaks of memory: closed forms, and the order of events within an instant."""
 
 from dataclasses import replace
 
@@ -34,15 +34,6 @@ def test_activations_in_flight_are_the_warm_up():
         assert use.peak_bytes == 8 * warm_up
         assert use.peak_op == warm_up - 1
         assert use.peak_time_ns == 10 * (warm_up - 1)
-        assert use.by_category[-1].sum() == 0
-
-
-def test_the_curve_is_a_step_function_of_distinct_times():
-    """Every instant appears once, with what holds after all its events."""
-    program = pipeline_rank(3, 1)
-    use = memory_uses(program, sweep.run(program))[0]
-    assert use.time_ns.tolist() == [0, 30, 60, 90]
-    assert use.by_category.sum(axis=1).tolist() == [8, 8, 8, 0]
 
 
 def events(*rows: tuple[int, int, str]) -> tuple[Program, Timing]:
@@ -75,18 +66,17 @@ def test_categories_are_kept_apart():
         "parameters": 0,
     }
     assert (use.peak_time_ns, use.peak_op) == (1, 1)
-    assert use.by_category[-1].tolist() == [0, 0, 60, 0]
 
 
 def test_a_class_without_events_holds_nothing():
-    """Its curve is zero from the beginning and no op is at fault."""
+    """Its peak is at the beginning and no op is at fault."""
     program, timing = events()
     use = memory_uses(program, timing)[0]
-    assert (use.peak_bytes, use.peak_op, use.time_ns.tolist()) == (0, -1, [0])
+    assert (use.peak_bytes, use.peak_op, use.peak_time_ns) == (0, -1, 0)
 
 
 def test_all_classes_at_once_equal_one_at_a_time():
-    """One pass over the table gives every class its own curve."""
+    """One pass over the table gives every class its own peak."""
     build = ProgramBuilder()
     classes = [build.add_class(name) for name in "abc"]
     draw = np.random.default_rng(3)
@@ -102,6 +92,12 @@ def test_all_classes_at_once_equal_one_at_a_time():
         mine = program.memory.class_id == class_id
         rows = {name: column[mine] for name, column in vars(program.memory).items()}
         alone = memory_uses(replace(program, memory=MemoryTable(**rows)), timing)[class_id]
-        assert np.array_equal(use.time_ns, alone.time_ns)
-        assert np.array_equal(use.by_category, alone.by_category)
-        assert use.peak_op == alone.peak_op
+        assert np.array_equal(use.at_peak, alone.at_peak)
+        assert (use.peak_time_ns, use.peak_op) == (alone.peak_time_ns, alone.peak_op)
+
+
+def test_what_is_freed_before_anything_is_held_is_no_peak():
+    """A class that only frees peaks at the beginning, like one that comes back to where it began."""
+    for rows in [((1, -5, "gradients"),), ((1, -5, "gradients"), (2, 5, "gradients"))]:
+        use = memory_uses(*events(*rows))[0]
+        assert (use.peak_bytes, use.peak_op) == (0, -1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simpar.errors import BeyondIntegers
 from simpar.program.ir import flow
 from simpar.program.ir.builder import ProgramBuilder
-from simpar.program.ir.flow import solo_duration_ns
+from simpar.program.ir.flow import slowest_rate, solo_duration_ns
 from simpar.program.ir.program import (
     Csr,
     Label,
@@ -96,9 +96,10 @@ def test_solo_duration_is_fixed_part_plus_work_over_the_slowest_link():
     """2 bytes a byte on 2 GB/s beat half a byte on 1 GB/s: 1 GB/s, 1 us for 1 kB, after 10 ns."""
     program = small()
     assert solo_durations_ns(program).tolist() == [5, 1010, 20, 0]
-    assert solo_duration_ns(10, KB, [2.0, 0.5], [2 * GB, GB], 0) == 1010
-    assert solo_duration_ns(10, KB, [2.0, 0.5], [2 * GB, GB], GB // 2) == 2010
-    assert solo_duration_ns(10, 0, [], [], 0) == 10
+    rate = slowest_rate([2.0, 0.5], [2 * GB, GB])
+    assert solo_duration_ns(10, KB, rate) == 1010
+    assert solo_duration_ns(10, KB, rate, GB // 2) == 2010
+    assert solo_duration_ns(10, 0, slowest_rate([], [])) == 10
 
 
 def test_a_rate_cap_needs_no_route():
@@ -157,10 +158,8 @@ def test_a_step_is_refused_where_its_ops_in_turn_exceed_64_bits(ops):
             rate_cap_bytes_per_s=cap,
         )
     program = build.build()
-    wanted = sum(
-        fixed + solo_duration_ns(0, work, *(([2.0], [2 * GB]), ([0.5, 1.0], [2 * GB, 1]), ([], []))[route], cap)
-        for fixed, work, route, cap in ops
-    )
+    rates = [slowest_rate(*each) for each in (([2.0], [2 * GB]), ([0.5, 1.0], [2 * GB, 1]), ([], []))]
+    wanted = sum(fixed + solo_duration_ns(0, work, rates[route], cap) for fixed, work, route, cap in ops)
     if wanted >= 2**63:
         with pytest.raises(BeyondIntegers, match="292 years"):
             check_countable(program)
