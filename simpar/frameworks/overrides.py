@@ -46,7 +46,7 @@ def command_of(
 def assigned(words: Sequence[str]) -> dict[str, Any]:
     """The ``key=value`` words after a script or a module, as YAML values; of Hydra's prefixes, + and ++ are read."""
     matches = [match for word in words[1:] if not word.startswith("-") and (match := _ASSIGNED.fullmatch(word))]
-    return {match[1]: _value(match[2]) for match in matches}
+    return {match[1]: read_value(match[2]) for match in matches}
 
 
 def flagged(words: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def flagged(words: Sequence[str]) -> dict[str, Any]:
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and "." in flag:
             after = words[at + 1] if at + 1 < len(words) else "true"
-            result[flag.removeprefix("--")] = _value(value if equals else "true" if after.startswith("--") else after)
+            result[flag.removeprefix("--")] = read_value(
+                value if equals else "true" if after.startswith("--") else after
+            )
     return result
 
 
@@ -71,7 +73,8 @@ def files_of_script(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """A word's value as YAML has it; itself if it is none."""
     try:
         return files.read_yaml(text, "a value", finite=False) if text else None
     except UserError:

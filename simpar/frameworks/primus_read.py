@@ -4,6 +4,7 @@ Defaults are those of ``primus/configs/modules/megatron`` (``trainer_base.yaml``
 AMD-AGI/Primus fd1eeab; ``model: llama3.1_8B.yaml`` names one of Primus' models.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +21,17 @@ from simpar.frameworks.megatron_arguments import SIZES, Arguments, of_mapping, w
 from simpar.frameworks.megatron_execution import execution_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
+from simpar.frameworks.overrides import read_value
 from simpar.frameworks.primus_presets import preset_of
 from simpar.frameworks.primus_titan import WORDS as TITAN_WORDS
 from simpar.frameworks.primus_titan import read_module
 from simpar.frameworks.reader import Reader, value_of
-from simpar.frameworks.recipes import flat
+from simpar.frameworks.recipes import flat, nest_names
 from simpar.frameworks.shell_shared import script_of
+from simpar.frameworks.shell_untold import UntoldValue, how_to_give
+from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import ReadWords, WordTable
+from simpar.frameworks.words import ReadWords, WordTable, plain
 
 DEFAULTS = {
     "bf16": True, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024, "use_distributed_optimizer": True,
@@ -72,6 +76,8 @@ WORDS = MEGATRON_WORDS | TITAN_WORDS | OF_MAXTEXT.words | primus_bridge.WORDS | 
         "use_torch_compile": "fused operators: time and memory",
     },
 )  # fmt: skip
+PHASES, OF_COMMAND = ("pretrain", "posttrain"), ("config", "exp", "data_path", "backend_path", "export_config")
+"""What a command trains, and its own flags (``primus/core/launcher/parser.py``); others go over the experiment."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
 
@@ -138,19 +144,52 @@ def _with_model(asked: str, said: Mapping[str, Any], name: str) -> tuple[Argumen
 
 
 def _read_script(text: str, name: str) -> Imported:
-    """The experiment that the variable EXP of a script names."""
+    """The experiment that a command names by ``--config``, or the variable EXP of its script, under the command."""
     script = script_of(text, name)
-    named = next((given["EXP"] for given in script.environments if given.get("EXP")), "")
-    if not named.endswith((".yaml", ".yml")) or "$" in named:
+    words = next(filter(_starts, script.commands), [])
+    of_variable = next((given["EXP"] for given in script.environments if given.get("EXP")), "")
+    named = value_of(words, ("--config", "--exp")) or of_variable
+    if UNKNOWN.search(named):
+        how = how_to_give(named, {}, name)
+        raise UntoldValue(f"{name}: the experiment is {named}: a value that the file does not say; allowed: {how}")
+    if not named.endswith((".yaml", ".yml")):
         raise UserError(f"{name}: no experiment of Primus: allowed: EXP=FILE.yaml, or --config FILE.yaml")
-    return read(files.read_text(named), named)
+    path = str(files.find_beside(named, name))
+    return read(_laid_over(files.read_text(path), path, words), path)
 
 
-def _module(data: Any) -> Mapping[str, Any] | None:
+def _laid_over(text: str, name: str, words: Sequence[str]) -> str:
+    """An experiment's YAML with what its command says over it (``primus/core/utils/arg_utils.py``)."""
+    told = _overrides(words)
+    data: Any = files.read_yaml(text, name, finite=False) if told and name.endswith((".yaml", ".yml")) else None
+    module = None if data is None else _module(data)
+    if module is None:
+        return text
+    module["overrides"] = nest_names({**flat(dict(module.get("overrides") or {})), **told})
+    return json.dumps(data)
+
+
+def _overrides(words: Sequence[str]) -> dict[str, Any]:
+    """The ``key=value``, ``--key=value`` and ``--key value`` words of a command, behind what starts training."""
+    starts = [at for at, word in enumerate(words) if word in PHASES or PurePath(word).name == "run_pretrain.sh"]
+    left = list(words[max(starts) + 1 :]) if starts else []
+    result: dict[str, Any] = {}
+    while left:
+        key, equals, value = left.pop(0).partition("=")
+        if not equals and not key.startswith("--"):
+            continue
+        if not equals:
+            value = left.pop(0) if left and not left[0].startswith("--") else "true"
+        if plain(key) not in OF_COMMAND:
+            result[key.lstrip("-")] = None if value == "None" else read_value(value)
+    return result
+
+
+def _module(data: Any) -> dict[str, Any] | None:
     """The first module of an experiment that trains."""
     modules = data.get("modules") if isinstance(data, Mapping) else None
     listed = modules.values() if isinstance(modules, Mapping) else ()
-    return next((each for each in listed if isinstance(each, Mapping) and {"framework", "overrides"} & set(each)), None)
+    return next((each for each in listed if isinstance(each, dict) and {"framework", "overrides"} & set(each)), None)
 
 
 def _settled(value: Any) -> Any:
@@ -171,7 +210,6 @@ READER = Reader(
     description="AMD Primus on Megatron-LM, Megatron-Bridge, torchtitan and MaxText: the YAML of an experiment",
     read=read,
     starts=_starts,
-    config=lambda words: value_of(words, ("--config", "--exp")),
     owns=lambda data: _module(data) is not None,
     words=WORDS,
 )

@@ -6,6 +6,7 @@ import yaml
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
+from simpar.preflight.given import given_words
 
 DEFAULTS = {"model_type": "gpt", "swiglu": False, "hidden_dropout": 0.1, "normalization": "LayerNorm",
             "moe_shared_expert_overlap": True, "num_layers": 24, "add_bias_linear": False}  # fmt: skip
@@ -76,3 +77,40 @@ def test_files_that_build_on_themselves(experiment):
     """In one line, with the file."""
     with pytest.raises(UserError, match=r"own\.yaml: builds on itself"):
         experiment("own", extends=["own.yaml"])
+
+
+EXPERIMENT = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: llama3.1_8B.yaml
+    overrides: {micro_batch_size: 2, global_batch_size: 128, recompute_num_layers: 32}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--micro_batch_size 4 --recompute_granularity full", {"micro_batch": 4, "tp": 1}),
+        ("--tensor_model_parallel_size=2 --data_path /data --micro_batch_size 1", {"micro_batch": 1, "tp": 2}),
+        ("tensor_model_parallel_size=4 --use_torch_fsdp2 False", {"micro_batch": 2, "tp": 4}),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "EXP=exp.yaml bash examples/run_pretrain.sh",
+        "primus-cli slurm srun -N 4 -- train pretrain --config exp.yaml",
+        "torchrun --nproc-per-node 8 primus/cli/main.py train pretrain --config exp.yaml --export_config out.yaml",
+    ],
+)
+def test_words_of_a_command_go_over_the_experiment(command, words, told, tmp_path, monkeypatch):
+    """Those of the launcher do not; words that nobody knows are named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exp.yaml").write_text(EXPERIMENT)
+    found = given_words([*command.split(), *words.split(), "--unheard_of", "3"]).found
+    assert {name: found.plan.flat_values()[name] for name in told} == told
+    assert found.plan.training["global_batch"] == 128
+    assert str(found.words.unread["unheard_of"]) == "3"
+    assert not {"data_path", "export_config", "N"} & {*found.words.unread, *found.words.used}
