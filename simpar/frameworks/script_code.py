@@ -15,11 +15,12 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.script_statements import Statements, statements_of
 
 ARGUMENTS = ("SFTConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
 """Classes whose keywords are the Trainer's arguments."""
 TRAINERS = ("SFTTrainer", "Trainer", "Seq2SeqTrainer", "UnslothTrainer")
-ENABLES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
+ENABLES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """Calls that recompute activations; PEFT's does so unless told not to."""
 OTHERS = re.compile(r"^(GRPO|RLOO|DPO|KTO|ORPO|CPO|PPO|Reward|GKD|BCO|OnlineDPO|Nash\w*|XPO|PRM)(Config|Trainer)$")
 """Classes of trainers on preferences, rewards and rollouts."""
@@ -29,6 +30,8 @@ LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save
 """Keywords of PEFT's LoraConfig by the names of arguments."""
 PREFERENCES = "(DPO|KTO|ORPO|CPO|Reward|BCO)(Config|Trainer)"
 _CALLED = re.compile(rf"\b({'|'.join(ARGUMENTS)}|{PREFERENCES})\(")
+_OF_TRL = re.compile(r"^\s*(from|import) (trl|unsloth)\b", re.MULTILINE)
+"""Whose trainer takes a model alone."""
 PARSERS = ("HfArgumentParser(", "TrlParser(")
 """What takes arguments from the command line, where they are read."""
 NO_ARGUMENTS = (
@@ -63,6 +66,8 @@ class CodeArguments:
     """The ``values`` of arguments by name, and the ``untold`` ones as the code writes them; ``lines`` are of both.
 
     ``trainer`` is the last class that trains, "" for none; ``of_unsloth`` tells whether Unsloth makes the model.
+    ``classes`` are those of arguments that are made, ``emptied`` the arguments that are None. ``does`` is what the code
+    does beside them.
     """
 
     values: Mapping[str, Any]
@@ -70,11 +75,14 @@ class CodeArguments:
     lines: Mapping[str, int] = field(default_factory=dict)
     trainer: str = ""
     of_unsloth: bool = False
+    classes: frozenset[str] = frozenset()
+    emptied: frozenset[str] = frozenset()
+    does: Statements = Statements({}, {}, {})
 
 
 def has_trainer(text: str) -> bool:
     """Whether a file in Python calls a trainer with arguments in its code."""
-    called = _CALLED.search(text) is not None
+    called = _CALLED.search(text) is not None or ("SFTTrainer(" in text and _OF_TRL.search(text) is not None)
     return called and not any(parser in text for parser in PARSERS)
 
 
@@ -102,7 +110,13 @@ def arguments_of_code(text: str, name: str) -> CodeArguments:
             reader.take(call, known)
     except RecursionError:
         raise UserError(f"{name}: an expression of too many parts; allowed: values that the code writes out") from None
-    return CodeArguments(reader.values, reader.untold, reader.lines, reader.trainer, reader.of_unsloth)
+    does = statements_of(tree, (*ARGUMENTS, "LoraConfig"), adapts="LoraConfig" in reader.classes or reader.of_unsloth)
+    for key, given in does.values.items():
+        reader.set_later(key, given, known)
+    return CodeArguments(
+        reader.values, reader.untold, reader.lines, reader.trainer, reader.of_unsloth, frozenset(reader.classes),
+        frozenset(reader.emptied), does,
+    )  # fmt: skip
 
 
 class _Reader:
@@ -113,6 +127,13 @@ class _Reader:
         self.untold: dict[str, str] = {}
         self.lines: dict[str, int] = {}
         self.trainer, self.of_unsloth, self.has_model = "", False, False
+        self.classes, self.emptied = set[str](), set[str]()
+
+    def set_later(self, key: str, given: ast.expr, known: Mapping[str, ast.expr]) -> None:
+        """An argument that is set after its class was made."""
+        self.values.pop(key, None)
+        self.untold.pop(key, None)
+        self._keep(key, given, known)
 
     def take(self, call: ast.Call, known: Mapping[str, ast.expr]) -> None:
         """Read one call."""
@@ -120,6 +141,9 @@ class _Reader:
         names: Mapping[str, str] = {}
         if called in TRAINERS or OTHERS.match(called):
             self.trainer = called
+            self._take_model(call, known)
+        if called in (*ARGUMENTS, "LoraConfig"):
+            self.classes.add(called)
         if called == "from_pretrained" and (OF_UNSLOTH.match(of) or OF_MODEL.search(of)) and not self.has_model:
             self.of_unsloth, self.has_model = bool(OF_UNSLOTH.match(of)), True
             names = {"model_name": "model_name_or_path", "pretrained_model_name_or_path": "model_name_or_path"}
@@ -141,6 +165,13 @@ class _Reader:
             elif keyword.arg is None:
                 self._spread(keyword.value, names, known)
 
+    def _take_model(self, call: ast.Call, known: Mapping[str, ast.expr]) -> None:
+        """The model that a trainer is given by name (``SFTTrainer(model="Qwen/Qwen3-0.6B")``)."""
+        given = [*(each.value for each in call.keywords if each.arg == "model"), *call.args[:1]]
+        named = next((name for each in given if isinstance(name := _value(each, known), str)), None)
+        if named is not None and not self.has_model:
+            self.values["model_name_or_path"], self.has_model = named, True
+
     def _spread(self, given: ast.expr, names: Mapping[str, str], known: Mapping[str, ast.expr]) -> None:
         """Read ``**OPTIONS`` where the file writes them out."""
         value = _value(given, known)
@@ -157,6 +188,8 @@ class _Reader:
                 self.untold[key] = value.text
         elif value is not None:
             self.values[key] = value
+        else:
+            self.emptied.add(key)
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -7,6 +7,7 @@ from simpar.errors import UserError
 from simpar.frameworks.overrides import text_beside
 from simpar.frameworks.reader import Reader, why_refused
 from simpar.frameworks.script_code import OTHERS, CodeArguments, arguments_of_code, code_of_notebook, has_trainer
+from simpar.frameworks.script_statements import IN_CODE
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
 from simpar.frameworks.trainer_read import Habits, plan_of
@@ -20,7 +21,12 @@ DECIDES = (
     "lora_target_modules", "target_modules", "optim", "torch_dtype", "dtype",
 )  # fmt: skip
 """Arguments without which there is no plan."""
+OF_2023 = {"recompute": "TrainingArguments do not checkpoint unless told to; TRL of 2023 did beside 4 and 8 bits"}
 NOTEBOOK = ".ipynb"
+_PLACED = "{'':"
+"""How a device_map begins that puts a whole model on the device of its process."""
+USUAL_LENGTH = 1024
+"""Tokens of a sequence that SFTTrainer cuts where nothing is said (sft_config.py; earlier at most the tokenizer's)."""
 
 
 def read(text: str, name: str) -> Imported:
@@ -52,10 +58,16 @@ def _plan(text: str, name: str, command: TrainerCommand | None) -> Imported:
             f"{name}:{code.lines[missing]}: {missing} = {code.untold[missing]}: only running tells; allowed: a value "
             "that the code writes out"
         )
+    if other := next(iter(code.does.adapters), None):
+        raise UserError(
+            f"{name}:{code.does.adapters[other]}: {other}: adapters whose kind is not modelled, or whose rank is not "
+            "in the code; allowed: LoraConfig(r=...), or none"
+        )
     flags = {} if command is None else dict(command.flags)
     given = TrainerArguments({**code.values, **flags}, name, None if command is None else command.written)
     result = plan_of(given, _habits(given, code), command)
-    words = ReadWords((), {key: text for key, text in code.untold.items() if key not in flags})
+    untold = {key: text for key, text in code.untold.items() if key not in flags and not text.startswith(_PLACED)}
+    words = ReadWords((), {**untold, **code.does.words})
     return replace(result, words=result.words + words, written_as="")
 
 
@@ -68,7 +80,12 @@ def _habits(given: TrainerArguments, code: CodeArguments) -> Habits:
             given.suppose(load_in_4bit=True)  # of from_pretrained
         given.suppose(use_gradient_checkpointing="unsloth")
         return UNSLOTH
-    return SFT if code.trainer == "SFTTrainer" else TRANSFORMERS
+    if code.trainer != "SFTTrainer":
+        return TRANSFORMERS
+    length = None if "max_length" in code.emptied else USUAL_LENGTH
+    if "SFTConfig" not in code.classes and "TrainingArguments" in code.classes:  # which SFTTrainer takes as they are
+        return replace(SFT, precision="fp32", recompute=False, told=OF_2023, length=length)
+    return replace(SFT, length=length)
 
 
 def _starts(words: Sequence[str]) -> bool:
@@ -85,6 +102,6 @@ READER = Reader(
         idle=("use_exact_model_name", "finetune_*_layers", "finetune_*_modules", "train_on_*", "dataset_text_field",
               "assistant_only_loss", "max_steps", "report_to", "device_map", "padding_side", "disable_log_stats"),
         deciding={"target_modules": WORDS.deciding["lora_target_modules"],
-                  "finetune_vision_layers": "adapters of an encoder of images: memory and time"},
+                  "finetune_vision_layers": "adapters of an encoder of images: memory and time", **IN_CODE},
     ),
 )  # fmt: skip

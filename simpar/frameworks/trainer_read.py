@@ -33,6 +33,7 @@ from simpar.frameworks.trainer_adapters import (
     targets_of,
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
+from simpar.frameworks.trainer_options import is_of_checkpoint, take_model_options
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
 from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_towers import words_of_tower
@@ -122,6 +123,7 @@ class Habits:
 
 def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
     """The plan in the arguments of a trainer. Raises UserError naming file, option and value."""
+    take_model_options(given)
     model, named = _model(given)
     micro, of_batch = micro_batch_of(given, habits.micro_batch, WORDS)
     accumulation = given.number("gradient_accumulation_steps") or 1
@@ -408,7 +410,8 @@ def _loads_low(given: TrainerArguments) -> bool:
 
 def _loaded(given: TrainerArguments) -> str | None:
     """The dtype in which weights are loaded; None if the arguments say none that is known."""
-    return DTYPES.get(str(given.one(*DTYPE)).removeprefix("torch.").lower())
+    told = str(given.one(*DTYPE)).removeprefix("torch.").lower()
+    return "bf16" if is_of_checkpoint(given, told) else DTYPES.get(told)
 
 
 def _is_started_alone(command: TrainerCommand | None) -> bool:
@@ -471,6 +474,8 @@ def _assumed(
     if is_open and values["precision"] in ("bf16", "fp16") and not sharded:
         why = "the script says in which dtype weights are loaded: fp32 where it says none"
         yield Assumed("parameter_dtype", "fp32", why, ("bf16",), {"bf16": low_states(values["optimizer"])})
+    if not adapts and not sharded and is_of_checkpoint(given, str(given.one(*DTYPE)).lower()):
+        yield Assumed("parameter_dtype", "bf16", "auto is the dtype of the checkpoint, 16 bits of nearly all")
     for key, why in habits.told.items():
         if key == "recompute" and given.on(*CHECKPOINTING) is None:
             yield Assumed(key, values["recompute"], why, ("none" if values["recompute"] == "full" else "full",))

@@ -76,6 +76,7 @@ WORDS = ACCELERATE | WordTable(
         "code_*", "e2b_*", "pass_rate_*", "output_dataset_name", "dialogue_template", "scale_rewards",
         # of kernels of Liger and of adapters, where nothing asks for these
         "liger_rms_norm", "liger_rope", "liger_glu_activation", "lora_target_linear",
+        "init_lora_weights", "alpha_pattern", "inference_mode", "fan_in_fan_out",
         "is_reward_customized_from_vlm_module", "sortish_sampler", "n_train", "n_val", "n_test",
         "meta_path", "rope_theta", "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
     ),
@@ -106,6 +107,10 @@ WORDS = ACCELERATE | WordTable(
         "use_dora": "norms of whole matrices beside adapters: time and memory",
         "peft_use_dora": "norms of whole matrices beside adapters: time and memory",
         "lora_modules_to_save": "whole matrices that are trained beside adapters: memory",
+        **dict.fromkeys(("layers_to_transform", "rank_pattern", "exclude_modules", "layer_replication",
+                         "trainable_token_indices", "lora_exclude_modules"),
+                        "which matrices have adapters: memory and time"),
+        "model_init_kwargs": "how weights are loaded: memory and time",
         "modules_to_save": "whole matrices that are trained beside adapters: memory",
         "additional_target": "whole matrices that are trained beside adapters: memory",
         "lora_target_modules": "adapters of other matrices than a layer's projections: memory",

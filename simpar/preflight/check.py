@@ -267,6 +267,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
+    if cluster.world_size == 1 and 1 in (facts.devices, given.launch.per_node):  # where else could layers be
+        account = account.without(("device_map",))
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:

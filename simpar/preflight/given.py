@@ -47,6 +47,8 @@ SCRIPT = "a script that is not read: the batch, what is recomputed, the dtype of
 STDIN = "standard input"
 LOG = "megatron-log"
 """The reader of lists of arguments in logs."""
+OF_LOOPS = re.compile(r"^\s*(from|import) ((pytorch_)?lightning|transformers|trl|accelerate|peft)\b", re.MULTILINE)
+"""What scripts import that train in their own code."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
 _STARTS_MORE = re.compile(
@@ -413,6 +415,8 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             return "nanogpt"
         if ":" not in PurePath(source).name and has_trainer(text):
             return "script"
+        if ":" not in PurePath(source).name and OF_LOOPS.search(text) and not re.search(r"megatron|nemo", text):
+            raise _refusal(source, "no recipe, and no trainer of those that are read is called in its code", text)
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":
         return _of_toml(text, source)
