@@ -40,7 +40,7 @@ from simpar.frameworks.megatron_model import (
     sizes_asked,
 )
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.target import Imported
 from simpar.plan.choices.execution import MatrixLayout
 from simpar.plan.plan import Plan
@@ -492,6 +492,7 @@ READER = Reader(
     description="Megatron-LM: arguments in a command, a script or YAML",
     read=read,
     starts=starts_megatron,
+    config=lambda words: value_of(words, ("--yaml-cfg",)),  # replaces all other arguments
     owns=_owns,
     words=MEGATRON_WORDS,
     written_as="megatron",

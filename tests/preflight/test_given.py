@@ -55,3 +55,15 @@ def test_launches_are_of_many_front_ends() -> None:
     assert all(entry["source"].startswith("github.com/") for entry in LAUNCHES.values())
     readers = {entry["gives"]["from"] for entry in LAUNCHES.values()}
     assert readers >= {"transformers", "trl", "llama-factory", "axolotl", "unsloth", "torchtune"}
+
+
+def test_megatron_s_file_of_arguments_is_all_of_them(tmp_path, monkeypatch):
+    """``--yaml-cfg`` replaces whatever else a command says."""
+    monkeypatch.chdir(tmp_path)
+    sizes = "language_model: {num_layers: 24, hidden_size: 1024, num_attention_heads: 16}\n"
+    shape = "seq_length: 2048\nmax_position_embeddings: 2048\nmicro_batch_size: 2\nglobal_batch_size: 64\nbf16: true\n"
+    (tmp_path / "m.yaml").write_text(f"{sizes}model_parallel: {{tensor_model_parallel_size: 2}}\n{shape}")
+    given = given_words(["torchrun --nproc-per-node 8 pretrain_gpt.py --yaml-cfg m.yaml --micro-batch-size 4"])
+    plan = given.found.plan
+    assert (given.text.target, plan.model, plan.mesh.tp, plan.micro_batch) == ("megatron", "gpt3-350m", 2, 2)
+    assert given.launch.per_node == 8
