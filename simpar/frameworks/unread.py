@@ -72,6 +72,8 @@ UNREAD = (
         "model" in data and isinstance(data.get("distributed_strategy"), Mapping))),
     Unread("SageMaker HyperPod", config=lambda data: (_in("run", "model_type")(data) and "trainer" in data) or (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
+    Unread("NeMo 2's performance scripts",
+           r"(.*/)?scripts[./]performance[./]llm[./](pretrain|finetune|mlperf)_\w+(\.py)?"),
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("nanochat's stages behind base_train", r"(.*/)?scripts[./](mid_train|chat_sft|chat_rl)(\.py)?"),

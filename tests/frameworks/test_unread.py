@@ -76,6 +76,7 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("ludwig train --config model.yaml", "Ludwig"),
         ("mlx_lm.lora --model a --train --batch-size 4", "MLX LM"),
         ("python run_mindformer.py --config a.yaml --run_mode finetune", "MindFormers"),
+        ("python -m scripts.performance.llm.pretrain_llama3_8b -g h100 -c fp8 -ng 8", "NeMo 2's performance scripts"),
         ("torchrun -m apps.mamba.train config=apps/mamba/configs/mamba_1B.yaml", "Lingua's other apps"),
     ],
 )
