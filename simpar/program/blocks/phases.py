@@ -36,7 +36,7 @@ class CollectiveUse:
     size_bytes: Numbers
     count: Numbers = 1
 
-    @property
+    @cached_property
     def moved_bytes(self) -> int:
         """Whole bytes of all calls."""
         return round(float(self.count) * float(self.size_bytes))

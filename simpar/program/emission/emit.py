@@ -310,10 +310,12 @@ class Emitter:
         for number, first in (divmod(pair, count) for pair in pairs.tolist()):
             template = actions.templates[number]
             if (id(template), first) not in self._labelled:
-                keys = ((node.kind, node.name, model_layer(node.layer, first)) for node in template.nodes)
-                self._labelled[id(template), first] = np.array(
-                    [self._labels.setdefault(key, len(self._labels)) for key in keys], dtype=np.int64
-                )
+                known, layers = self._labels, [model_layer(node.layer, first) for node in template.nodes]
+                numbers = [
+                    known.setdefault((node.kind, node.name, layer), len(known))
+                    for node, layer in zip(template.nodes, layers, strict=True)
+                ]
+                self._labelled[id(template), first] = np.array(numbers, dtype=np.int64)
             tables.append(self._labelled[id(template), first])
         lengths = np.array([len(table) for table in tables])
         return np.concatenate(tables), (np.cumsum(lengths) - lengths)[which]

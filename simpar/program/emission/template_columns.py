@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from simpar.program.ir.program import MEMORY_CATEGORIES
 from simpar.program.structure.templates import BUFFERS, TemplateNode
 from simpar.units import Ints
 
+Item = TypeVar("Item")
 OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
 WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
 """By kind of row: how many columns it has."""
@@ -68,39 +70,60 @@ def _begins(rows: Sequence[Ints]) -> Ints:
 
 def make_columns(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> TemplateColumns:
     """The columns of a template's nodes; ``streams`` are the numbers of those that the Program has."""
-    uses: dict[CollectiveUse, list[int]] = {}
-    for i, node in enumerate(nodes):
-        if node.collective:
-            uses.setdefault(node.collective, []).append(i)
-    each = list(enumerate(nodes))
     # of a collective, all but the node come from its group's flow (_FLOWS); -1 names no group and no route
     ops = np.zeros((len(OPS), len(nodes)), dtype=np.int64)
     ops[[OPS.index("group"), OPS.index("route")]] = -1
     ops[OPS.index("node")] = np.arange(len(nodes))
-    ops[OPS.index("fixed_ns")] = _rows([(0 if node.collective else node.duration_ns,) for node in nodes], 1)
-    changes = [(i, change) for i, node in each for change in node.memory]
-    # by kind of row: (node, node waited for), (node, stream), (node, at its finish?, bytes, category), (node,),
-    # (node, first node of the action, buffer, how many uses back), (node, buffer)
-    rows: dict[str, list[tuple[int, ...]]] = {
-        "dependency": [(i, after) for i, node in each for after in node.after],
-        "stream": [(i, streams[name]) for i, node in each for name in node.streams if name in streams],
-        "memory": [
-            (i, int(c.at_finish), round(c.delta_bytes), MEMORY_CATEGORIES.index(c.category)) for i, c in changes
-        ],
-        "arrival": [(i,) for i, node in each if node.arrival],
-        "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],
-        "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
+    ops[OPS.index("fixed_ns")] = _columns([0 if node.collective else node.duration_ns for node in nodes])[0]
+    waiting, after = _owned([node.after for node in nodes])
+    placed, names = _owned([node.streams for node in nodes])
+    stream = np.array([streams.get(name, -1) for name in names], dtype=np.int64)
+    changing, changes = _owned([node.memory for node in nodes])
+    holding, awaits = _owned([node.awaits for node in nodes])
+    freeing, frees = _owned([node.frees for node in nodes])
+    rows = {
+        "dependency": _columns(waiting, after),  # node, node waited for
+        "stream": _columns(placed, stream)[:, stream >= 0],
+        "memory": _columns(
+            changing,
+            [each.at_finish for each in changes],
+            [round(each.delta_bytes) for each in changes],
+            [MEMORY_CATEGORIES.index(each.category) for each in changes],
+        ),
+        "arrival": _columns(np.flatnonzero([node.arrival for node in nodes])),
+        # node, first node of the action, buffer, how many uses back
+        "awaits": _columns(
+            holding, [0] * len(awaits), [BUFFERS.index(a.buffer) for a in awaits], [a.back for a in awaits]
+        ),
+        "frees": _columns(freeing, [BUFFERS.index(name) for name in frees]),
     }
-    return TemplateColumns(ops=ops, rows={name: _rows(some, WIDTH[name]) for name, some in rows.items()}, uses=uses)
+    return TemplateColumns(ops=ops, rows=rows, uses=_uses(nodes))
 
 
-def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Rows as columns: int64[width, rows]."""
+def _uses(nodes: Sequence[TemplateNode]) -> dict[CollectiveUse, list[int]]:
+    """The nodes of each collective."""
+    same: dict[int, tuple[CollectiveUse, list[int]]] = {}  # layers share the object, which is quicker to tell
+    for at, node in enumerate(nodes):
+        if node.collective is not None:
+            same.setdefault(id(node.collective), (node.collective, []))[1].append(at)
+    result: dict[CollectiveUse, list[int]] = {}
+    for use, places in same.values():
+        result.setdefault(use, []).extend(places)
+    return result
+
+
+def _owned(lists: Sequence[Sequence[Item]]) -> tuple[Ints, list[Item]]:
+    """The items of lists, one after the other, and the index of the list of each, int64[items]."""
+    lengths = np.array([len(each) for each in lists], dtype=np.int64)
+    return np.repeat(np.arange(len(lists)), lengths), [*chain.from_iterable(lists)]
+
+
+def _columns(*columns: Ints | Sequence[int]) -> Ints:
+    """Columns of equal length as rows of one array, int64[columns, n]."""
     try:
-        flat = np.fromiter(chain.from_iterable(values), np.int64, len(values) * width)
+        return np.array([np.asarray(column, dtype=np.int64) for column in columns])
     except OverflowError:
         raise BeyondIntegers(
             "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
             "(training.seq_len, plan.micro_batch)"
         ) from None
-    return np.ascontiguousarray(flat.reshape(-1, width).T)
