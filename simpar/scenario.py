@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
 
 Read = TypeVar("Read", bound=BaseModel)
+MOST_CLUSTERS = 4
+"""Clusters that scenarios simulated one after the other share at a time; each keeps what was worked out for it."""
 
 
 class ClusterChoice(Strict):
@@ -144,13 +146,13 @@ class Scenario(Strict):
         default=None, description="reinforcement learning: generation beside training"
     )
 
-    def inputs(self) -> dict[str, Any]:
-        """What simulate takes: ``simulate(**scenario.inputs())``.
+    def inputs(self, clusters: SharedClusters | None = None) -> dict[str, Any]:
+        """What simulate takes: ``simulate(**scenario.inputs())``; with one of ``clusters``, if they are given.
 
         Raises UserError, also for a step of reinforcement learning, which is more than that.
         """
         self.require_update()
-        return self.training_inputs()
+        return self.training_inputs(clusters)
 
     def require_update(self) -> None:
         """Raise UserError where it describes a step of reinforcement learning, not one update."""
@@ -160,11 +162,11 @@ class Scenario(Strict):
                 "simulate, simpar search --rl, simpar export to verl or nemo-rl, or the scenario without the section"
             )
 
-    def training_inputs(self) -> dict[str, Any]:
+    def training_inputs(self, clusters: SharedClusters | None = None) -> dict[str, Any]:
         """The inputs of the training side, whatever generates beside it. Raises UserError."""
         return {
             "model": self.graph(),
-            "cluster": self.build_cluster(),
+            "cluster": clusters.of(self) if clusters else self.build_cluster(),
             "plan": self.plan,
             "training": self.training,
             "stack": self.stack,
@@ -188,6 +190,22 @@ class Scenario(Strict):
     def perturb(self) -> Perturbation:
         """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
         return self.perturbation.of_ranks()
+
+
+@dataclass
+class SharedClusters:
+    """The last few clusters that scenarios described: scenarios of one share what was worked out for it."""
+
+    _built: dict[str, Cluster] = field(init=False, default_factory=dict)
+
+    def of(self, scenario: Scenario) -> Cluster:
+        """The cluster of a scenario with its degraded links, built if it is not among the last. Raises UserError."""
+        key = f"{scenario.cluster.model_dump_json()} {sorted(scenario.perturbation.degraded_links.items())}"
+        built = self._built.pop(key, None) or scenario.build_cluster()
+        self._built[key] = built  # the last one again
+        for oldest in [*self._built][:-MOST_CLUSTERS]:
+            del self._built[oldest]
+        return built
 
 
 def load_scenario(

@@ -27,7 +27,7 @@ from simpar.preflight.given import given_words
 from simpar.preflight.slices import slice_of
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
-from simpar.scenario import Scenario, find_scenario, load_scenario
+from simpar.scenario import Scenario, SharedClusters, find_scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.workers import Workers
@@ -130,7 +130,7 @@ def sweep(
         each.require_update()
     options = {"engine": engine, "seed": seed, "flops_convention": flops_convention, "with_timeline": False}
     answers = (workers or Workers()).stream(
-        partial(_answered, [each for each, _ in scenarios], options), range(len(scenarios))
+        partial(_answered, [each for each, _ in scenarios], options, SharedClusters()), range(len(scenarios))
     )
     rows: list[Swept] = []
     with suppress(KeyboardInterrupt):
@@ -141,10 +141,12 @@ def sweep(
     return Sweep((*rows, *map(Swept, choices[len(rows) :])))
 
 
-def _answered(scenarios: Sequence[Scenario], options: Mapping[str, Any], which: int) -> dict[str, Any]:
+def _answered(
+    scenarios: Sequence[Scenario], options: Mapping[str, Any], clusters: SharedClusters, which: int
+) -> dict[str, Any]:
     """The result of one of some scenarios, or the reason why it is refused."""
     try:
-        return {"result": simulate(**scenarios[which].inputs(), **options)}
+        return {"result": simulate(**scenarios[which].inputs(clusters), **options)}
     except UserError as error:
         return {"refused": str(error)}
 

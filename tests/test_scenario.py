@@ -8,7 +8,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
-from simpar.scenario import Scenario, load_scenario
+from simpar.scenario import MOST_CLUSTERS, Scenario, SharedClusters, load_scenario
 from simpar.simulation import simulate
 
 FLAGS = {
@@ -252,3 +252,18 @@ def test_an_unknown_device_says_where_it_stands(tmp_path):
     path.write_text("name: mine\nlike: hgx-h100\ndevice: h10-sxm\n")
     with pytest.raises(UserError, match=rf"^{path}:3: device = h10-sxm: unknown device 'h10-sxm'; did you mean"):
         load_scenario(None, FLAGS | {"cluster.hardware": str(path)}).build_cluster()
+
+
+def test_scenarios_of_one_cluster_share_it():
+    """Whatever else they say; degraded links make another, and only the last few are kept."""
+    clusters = SharedClusters()
+    first = load_scenario(None, FLAGS)
+    shared = clusters.of(first)
+    assert clusters.of(load_scenario(None, FLAGS | {"training.global_batch": 16})) is shared
+    assert first.inputs(clusters)["cluster"] is shared
+    slow = clusters.of(load_scenario(None, FLAGS | {"perturbation.degraded_links": {"nic_tx[0]": 0.5}}))
+    assert slow is not shared
+    assert slow.scaling
+    for nodes in range(3, 3 + MOST_CLUSTERS):
+        assert clusters.of(load_scenario(None, FLAGS | {"cluster.nodes": nodes})).nodes == nodes
+    assert clusters.of(first) is not shared
