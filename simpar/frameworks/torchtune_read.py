@@ -94,7 +94,10 @@ def _of_command(text: str, name: str) -> tuple[str, dict[str, Any]]:
         data = load_beside(config, name)
     else:
         data = _built_in()[files.choose(config, _built_in(), "config of torchtune")]
-    changes = assigned(words)
+    changes = {
+        f"{key}._component_" if isinstance(data.get(key), Mapping) and "_component_" in data[key] else key: value
+        for key, value in assigned(words).items()
+    }  # a word for a whole component names another one (torchtune/config/_utils.py)
     for word in words:  # ~key removes one
         if word.startswith("~"):
             changes[word[1:]] = None

@@ -33,7 +33,7 @@ from simpar.frameworks.trainer_adapters import (
     targets_of,
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
-from simpar.frameworks.trainer_options import is_of_checkpoint, take_model_options
+from simpar.frameworks.trainer_options import CHECKPOINTING, is_of_checkpoint, offloads_checkpoints, take_model_options
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
 from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_towers import words_of_tower
@@ -51,15 +51,13 @@ DTYPE = ("dtype", "torch_dtype", "model_dtype")
 IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
 """What the name of a model says of the bits that its weights are stored in."""
 EIGHT_IN_ITS_NAME = re.compile(r"(int|w)8(?!\d)|8[-_]?bit", re.IGNORECASE)
-CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing", "grad_checkpoint", "grad_checkpointing",
-                 "use_grad_checkpoint", "enable_gradient_checkpointing")  # fmt: skip
 DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()} | {"half": "fp16", "float": "fp32"}
 OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
     "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw", "adamw_torch_fused": "adamw", "adamw_apex_fused": "adamw",
     "adamw_torch_xla": "adamw", "adamw_torch_npu_fused": "adamw", "adamw_8bit": "adamw_8bit",
     "adamw_torch_8bit": "adamw_8bit", "paged_adamw": "paged_adamw", "lion": "lion", "paged_lion_32bit": "lion",
     "paged_lion_8bit": "lion_8bit", **IN_LIBRARIES, "muon": "muon", "stable_adamw": "adamw",
-    "grokadamw": "adamw", "schedule_free_adamw": "adamw",
+    "schedule_free_adamw": "adamw",
 }  # fmt: skip
 """Optimizers by their names (transformers, ``OptimizerNames``); the table of words has those with other states."""
 FUSED_UPDATES = ("adamw_torch_fused", "adamw_apex_fused", "adamw_torch_npu_fused")
@@ -250,6 +248,7 @@ def _optimizer(given: TrainerArguments) -> dict[str, Any]:
     """The optimizer; a name whose states have other sizes is left to the table of words."""
     name = str(given.one("optim", "optimizer") or ADAM[None]).lower().removeprefix("optimizernames.").split(".")[-1]
     name = "muon" if str(given.get("use_muon")).lower() == "true" else name  # LLaMA-Factory's
+    name = "adafactor" if given.on("adafactor") else name  # of transformers 4
     ours = OPTIMIZER_OF.get(name)
     if ours is None or (ours == "galore" and "rank" in str(given.told("optim_args") or "")):  # its own is modelled
         given.leave("optim", "optimizer")
@@ -281,7 +280,7 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
     if "CutCrossEntropyPlugin" in plugins and given.on("cut_cross_entropy") is not False:
         result["loss_chunks"] = BLOCKS
     is_liger = given.on("use_liger_kernel", "enable_liger_kernel", "use_liger")
-    if given.on("torch_compile"):
+    if given.on_any("torch_compile", "torch_compile_backend", "torch_compile_mode"):  # each of the others turns it on
         result["fused_kernels"] = "compiled"
         if is_liger:
             result["loss_chunks"] = _liger(given, model)["loss_chunks"]
@@ -295,7 +294,8 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["loss_chunks"] = given.number("chunked_cross_entropy_num_chunks") or 8
     if (steps := given.number("torch_empty_cache_steps")) is not None:
         result["empty_cache_steps"] = steps
-    if str(given.one(*CHECKPOINTING)).lower() in ("offload", "unsloth") or given.on("activation_offloading"):
+    kept_away = offloads_checkpoints(given) or str(given.one(*CHECKPOINTING)).lower() in ("offload", "unsloth")
+    if kept_away or given.on("activation_offloading"):
         result["offload_activations"] = 1.0
     return result
 
@@ -444,11 +444,12 @@ def _assumed(
     packs = given.on(
         "packing", "sample_packing", "neat_packing", "pad_to_sequence_len", "pad_to_max_length", "group_texts"
     )
-    joins = command is not None and ("run_clm" in command.script or "disable_group_texts" in given)
-    if given.one("block_size") is not None and joins and not given.on("disable_group_texts"):
+    cuts = command is not None and re.search("run_[cm]lm", command.script) is not None
+    joins = (cuts or (command is not None and "disable_group_texts" in given)) and not given.on("line_by_line")
+    if given.one("block_size", "max_seq_length") is not None and joins and not given.on("disable_group_texts"):
         packs = True  # run_clm.py and LMFlow join texts and cut blocks
     others = tuple(length // part for part in LEFT_OPEN if length // part) if length else ()
-    if length and command is not None and "run_clm" in command.script and given.one("block_size") is None:
+    if length and cuts and joins and given.one("block_size", "max_seq_length") is None:
         yield Assumed(
             "seq_len", length, "texts are joined and cut in blocks of what the tokenizer allows, or this", others
         )

@@ -113,7 +113,10 @@ BY_SWITCH = {"lora_enable": LLAVA, "low_rank_training": LONG_LORA, "use_llm_lora
 """What scripts with a switch of adapters of their own do."""
 RUN_CLM = replace(TRANSFORMERS, length=1024)
 """transformers' example of causal language models: blocks of 1,024 tokens where nothing says how long they are."""
-SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RUN_CLM}
+RUN_MLM = replace(TRANSFORMERS, length=512)
+"""That of masked ones: blocks as long as the tokenizer allows, at most 1,024; encoders' allow 512."""
+SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RUN_CLM, "run_mlm.py": RUN_MLM,
+           "run_mlm_no_trainer.py": RUN_MLM}  # fmt: skip
 """Scripts of the Trainer whose own defaults are known, by name."""
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",

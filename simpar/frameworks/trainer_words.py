@@ -76,6 +76,10 @@ WORDS = ACCELERATE | WordTable(
         "code_*", "e2b_*", "pass_rate_*", "output_dataset_name", "dialogue_template", "scale_rewards",
         # of kernels of Liger and of adapters, where nothing asks for these
         "liger_rms_norm", "liger_rope", "liger_glu_activation", "lora_target_linear",
+        # of a dump of all arguments
+        "batch_eval_metrics", "enable_jit_checkpoint", "restore_callback_states*", "past_index", "_n_gpu",
+        "use_legacy_prediction_loop", "delete_ckpts", "fp16_opt_level", "fp16_backend", "num_of_sequences",
+        "chars_per_token", "tpu_*", "xpu_backend", "torchdynamo", "dispatch_batches",
         "init_lora_weights", "alpha_pattern", "inference_mode", "fan_in_fan_out",
         "is_reward_customized_from_vlm_module", "sortish_sampler", "n_train", "n_val", "n_test",
         "meta_path", "rope_theta", "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
@@ -110,6 +114,11 @@ WORDS = ACCELERATE | WordTable(
         **dict.fromkeys(("layers_to_transform", "rank_pattern", "exclude_modules", "layer_replication",
                          "trainable_token_indices", "lora_exclude_modules"),
                         "which matrices have adapters: memory and time"),
+        **dict.fromkeys(("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+                        "which layers are recomputed, and where what they keep waits: memory and time"),
+        "half_precision_backend": "another library's mixed precision: memory and time",
+        "mp_parameters": "ranks that share layers: memory and time",
+        **dict.fromkeys(("sharded_ddp", "fsdp_min_num_params"), "how states are shared among ranks: memory and time"),
         "model_init_kwargs": "how weights are loaded: memory and time",
         "modules_to_save": "whole matrices that are trained beside adapters: memory",
         "additional_target": "whole matrices that are trained beside adapters: memory",

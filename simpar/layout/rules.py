@@ -348,8 +348,8 @@ def offload_refusals(layout: Layout, _: object = None) -> Refusals:
     yield (
         away and not OPTIMIZERS[layout.optimizer].on_host,
         lambda: (
-            f"plan.offload_optimizer = {states}: processors update value by value; allowed: with "
-            f"optimizer {', '.join(each.name for each in OPTIMIZERS.values() if each.on_host)}"
+            f"plan.offload_optimizer = {states}: processors update value by value, not by {layout.optimizer}; allowed: "
+            f"with optimizer {', '.join(each.name for each in OPTIMIZERS.values() if each.on_host)}"
         ),
     )
     yield (

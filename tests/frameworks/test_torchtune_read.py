@@ -26,6 +26,13 @@ def test_a_built_in_config() -> None:
     assert (result.per_replica, result.assumed[0].key) == (8, "seq_len")
 
 
+def test_a_word_for_a_component_names_another() -> None:
+    """``optimizer=NAME`` is ``optimizer._component_=NAME`` (torchtune/config/_utils.py)."""
+    result = imported(f"{RUN} optimizer=bitsandbytes.optim.PagedAdamW8bit")
+    account = load_reader("torchtune").words.sort(result.words.used, result.words.unread)
+    assert (result.plan.optimizer, account.unknown) == ("paged_adamw_8bit", ())
+
+
 def test_adapters_on_one_device() -> None:
     """Its own recipe is one rank; QLoRA freezes 4 bits."""
     command = "tune run lora_finetune_single_device --config llama3_1/8B_qlora_single_device"

@@ -53,3 +53,26 @@ def test_a_map_of_devices_on_one():
     assert "--device_map" not in visible.account.deciding
     assert "--device_map" in check(f"{TRAIN} {flags} --device_map auto", hardware="dgx-h100").account.deciding
     assert "--device_map" not in check(f"{TRAIN} {flags} --device_map cuda:0", hardware="dgx-h100").account.deciding
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "decides"),
+    [
+        ("--activation_checkpointing", {"recompute": "full"}, False),
+        ("--activation_checkpointing --activation_checkpointing_kwargs '{\"every_n_layers\":2}'", {}, True),
+        ("--activation_checkpointing --activation_checkpointing_kwargs '{\"offload\":true}'",
+         {"offload_activations": 1.0}, False),
+        ("--gradient_checkpointing --gradient_checkpointing_kwargs '{\"use_reentrant\":false}'", {}, False),
+        ("--torch_compile_backend inductor", {"fused_kernels": "compiled"}, False),
+        ("--torch_compile_mode max-autotune", {"fused_kernels": "compiled"}, False),
+        ("--adafactor", {"optimizer": "adafactor"}, False), ("--optim grokadamw", {}, True),
+        ("--half_precision_backend auto --adafactor false --mp_parameters '' --past_index -1", {}, False),
+        ("--half_precision_backend apex", {}, True),
+    ],
+)  # fmt: skip
+def test_arguments_of_other_versions(flags, expected, decides):
+    """Version 5 of transformers has another name for checkpointing, with options of its own; 4 has more words."""
+    found, account = given(f"--model_name_or_path Qwen/Qwen2.5-7B --bf16 {flags}")
+    said = found.plan.flat_values()
+    assert {key: said.get(key) for key in expected} == expected
+    assert (bool(account.deciding), account.unknown) == (decides, ())

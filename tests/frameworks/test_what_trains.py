@@ -160,3 +160,15 @@ def test_a_file_of_arguments_that_is_not_here_is_named():
     """What a script trains is in it, and nobody knows the script without it."""
     with pytest.raises(UserError, match=r"/a/sft\.yaml: no such file, and src/train\.py is no script that is known"):
         given_words(["torchrun", "--nproc_per_node", "2", "src/train.py", "/a/sft.yaml"])
+
+
+def test_masked_models_are_trained_on_joined_texts():
+    """run_mlm.py cuts blocks as run_clm.py does, unless it is told --line_by_line."""
+    start = "python run_mlm.py --model_name_or_path FacebookAI/roberta-base --do_train --per_device_train_batch_size 8"
+    blocks, told = (
+        read(start, "job.sh", "transformers"),
+        read(f"{start} --max_seq_length 256", "job.sh", "transformers"),
+    )
+    lines = read(f"{start} --max_seq_length 256 --line_by_line", "job.sh", "transformers")
+    assert [each.plan.training["seq_len"] for each in (blocks, told, lines)] == [512, 256, 256]
+    assert [sum(one.key == "seq_len" for one in each.assumed) for each in (blocks, told, lines)] == [1, 0, 1]
