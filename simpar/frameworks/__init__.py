@@ -83,7 +83,7 @@ READERS = {
     "flagscale": "flagscale_read:READER",
     "megatron-deepspeed": "megatron_kin:MEGATRON_DEEPSPEED",
     "mindspeed": "megatron_kin:MINDSPEED",
-    "pai-megatron-patch": "megatron_kin:PAI",
+    "pai-megatron-patch": "pai_read:READER",
     "gpt-neox": "neox_read:READER",
     "llm-foundry": "foundry_read:READER",
     "nemo-1": "nemo_yaml:READER",

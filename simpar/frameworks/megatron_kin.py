@@ -1,8 +1,8 @@
 """Front ends whose arguments look like Megatron-LM's and mean something else: each by its own flags and defaults.
 
-Megatron-DeepSpeed trains by DeepSpeed, MindSpeed on Ascend devices with switches of its own, and Pai-Megatron-Patch
-adds models and data to Megatron-LM. Sources: deepspeedai/Megatron-DeepSpeed 4efb479 and bigscience-workshop's fork
-(``megatron/arguments.py``), Ascend/MindSpeed-LLM c77308a, alibaba/Pai-Megatron-Patch a098ca5.
+Megatron-DeepSpeed trains by DeepSpeed, MindSpeed on Ascend devices with switches of its own. Sources:
+deepspeedai/Megatron-DeepSpeed 4efb479 and bigscience-workshop's fork (``megatron/arguments.py``), Ascend/MindSpeed-LLM
+c77308a.
 """
 
 import re
@@ -182,23 +182,9 @@ NUMBERS_OF_ADAPTERS = (
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
 ADAPTER_RANK = 16
 """Default of MindSpeed-LLM's ``--lora-r``."""
-HYBRID = {"hybridadam": "adam", "hybridsgd": "sgd"}
-"""Pai-Megatron-Patch's optimizers on the host, by what they are."""
-OF_PAI = ("--patch-tokenizer-type", "--extra-vocab-size", "--max-padding-length")
-PAI_WORDS = MEGATRON_WORDS | WordTable(
-    idle=("patch_tokenizer_type", "max_padding_length", "dataset", "train_mode", "epochs", "keep_last",
-          "rotary_scaling_factor", "use_alibi_mask", "padded_dataset", "train_data", "valid_data", "task_list",
-          "huggingface_model_path", "megatron_path"),
-    deciding={
-        "extra_vocab_size": "words beside the model's vocabulary: memory of tables and logits",
-        "optimizer_offload_policy": "what of the optimizer is on the host: memory and time",
-        "use_normhead": "a normalised head: time",
-        "train_data_packing": "documents in a sequence: attention's time",
-    },
-)  # fmt: skip
 
 
-def _asks(flags: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+def asks_for(flags: Sequence[str]) -> Callable[[Sequence[str]], bool]:
     """Whether a command has one of the flags beside those of Megatron-LM."""
 
     def starts(words: Sequence[str]) -> bool:
@@ -399,36 +385,17 @@ def _adapters(given: Arguments) -> dict[str, Any]:
     return {"lora_rank": given.number("--lora-r") or ADAPTER_RANK, "lora_targets": tuple(kept)}
 
 
-def read_pai(text: str, name: str) -> Imported:
-    """The plan of arguments of Pai-Megatron-Patch: Megatron-LM's, and its own Adam on the host."""
-    given = read_arguments(text, name)
-    if given.text("--optimizer") in HYBRID:
-        own = {"--optimizer": [HYBRID[str(given.text("--optimizer"))]], "--optimizer-cpu-offload": []}
-        given = replace(
-            given, values={**given.values, **own}, names={**given.names, **dict.fromkeys(own, "--optimizer")}
-        )
-    return of_arguments(given)
-
-
 MEGATRON_DEEPSPEED = Reader(
     name="megatron-deepspeed",
     description="Megatron-DeepSpeed: arguments in a command or a script, and its DeepSpeed JSON",
     read=read_megatron_deepspeed,
-    starts=_asks(OF_DEEPSPEED),
+    starts=asks_for(OF_DEEPSPEED),
     words=DEEPSPEED_WORDS,
 )
 MINDSPEED = Reader(
     name="mindspeed",
     description="MindSpeed: Megatron-LM's arguments with those of Ascend devices",
     read=read_mindspeed,
-    starts=_asks(OF_MINDSPEED),
+    starts=asks_for(OF_MINDSPEED),
     words=MINDSPEED_WORDS,
-)
-PAI = Reader(
-    name="pai-megatron-patch",
-    description="Pai-Megatron-Patch: Megatron-LM's arguments with its own for models and data",
-    read=read_pai,
-    starts=_asks(OF_PAI),
-    words=PAI_WORDS,
-    written_as="megatron",
 )

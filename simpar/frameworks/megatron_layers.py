@@ -18,7 +18,7 @@ OTHER_SCRIPTS = {
     r"pretrain_t5": "T5, an encoder and a decoder",
     r"pretrain_(ict|retro)|biencoder|(^|/)retro/|create_doc_index": "retrieval beside a language model",
     r"pretrain_vision": "a model of images",
-    r"pretrain_(vlm|mimo)|mimo/|multimodal/": "a model of images and text",
+    r"pretrain_(vlm|mimo)|mimo/|multimodal/|llava|_vl\.py": "a model of images and text",
     r"train_rl": "reinforcement learning, of which training is a part",
     r"text_generation|inference|generate(_samples\w*)?\.py|mmlu|msdp/": "inference",
     r"(^|/)tasks/|evaluat": "a task other than the next token",
@@ -31,7 +31,16 @@ OTHER_FLAGS = {
     "--encoder-num-layers": "T5, an encoder and a decoder",
     **dict.fromkeys(("--retro-add-retriever", "--retro-project-dir", "--retro-workdir"), "retrieval"),
     "--vision-pretraining": "a model of images",
-    **dict.fromkeys(("--vision-model-type", "--language-model-type", "--img-h"), "a model of images and text"),
+    **dict.fromkeys(
+        (
+            "--vision-model-type",
+            "--language-model-type",
+            "--img-h",
+            "--disable-vision-class-token",
+            "--mm-projector-type",
+        ),
+        "a model of images and text",
+    ),
     "--perform-rl-step": "reinforcement learning, of which training is a part",
     "--export-kd-teacher-load": "distillation from a teacher",
 }

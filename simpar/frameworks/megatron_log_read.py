@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from simpar.frameworks.megatron_arguments import CORE_NAMES, ON_BY_DEFAULT
-from simpar.frameworks.megatron_kin import MEGATRON_DEEPSPEED, MINDSPEED, OF_DEEPSPEED, OF_MINDSPEED, OF_PAI, PAI
+from simpar.frameworks.megatron_kin import MEGATRON_DEEPSPEED, MINDSPEED, OF_DEEPSPEED, OF_MINDSPEED
 from simpar.frameworks.megatron_log import ArgumentList, list_of
 from simpar.frameworks.megatron_read import READER as MEGATRON
+from simpar.frameworks.pai_read import OF_PAI
+from simpar.frameworks.pai_read import READER as PAI
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import ReadWords, WordTable, is_off

@@ -29,7 +29,7 @@ from simpar.frameworks.shell_calls import (
     without_submitter,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
-from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_undecided
+from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_options_out, leave_undecided
 from simpar.frameworks.shell_loops import run_counted
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
 from simpar.frameworks.shell_pipes import hand_over, run_pipeline
@@ -424,6 +424,7 @@ class Script:
         decided = self._all(condition)
         if decided is None:
             return self.leave_undecided(node, " ".join(text_of(part) for part in condition))
+        leave_options_out(self, node)
         if decided:
             return self._all(body)
         for clause in further:
@@ -443,6 +444,7 @@ class Script:
         word = None if value is None else value_in_test(value, self.variables)
         if word is None:
             return self.leave_undecided(node, f"case {'' if value is None else text_of(value)}")
+        leave_options_out(self, node)
         for item in node.named_children:
             patterns = item.children_by_field_name("value") if item.type == "case_item" else []
             if any(fnmatchcase(word, text_of(pattern).strip("\"'")) for pattern in patterns):

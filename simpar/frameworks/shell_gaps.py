@@ -99,6 +99,19 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
     return None
 
 
+def leave_options_out(script: Script, node: Node) -> None:
+    """Variables that branches of a decided condition fill with options are empty before, where nothing has set them.
+
+    Their names are in lower case: those in upper case may come from the environment.
+    """
+    for each in descendants(node, lambda child: child.type == "variable_assignment"):
+        name, value = each.child_by_field_name("name"), each.child_by_field_name("value")
+        told = "" if value is None else re.sub(r"[\\\s\"'(]+", " ", text_of(value)).lstrip()
+        own = "" if name is None else text_of(name)
+        if own.islower() and not script.variables.is_set(own) and re.match(r"--[a-zA-Z]", told):
+            script.variables[own] = []
+
+
 def _options_alone(script: Script, assigned: Sequence[Node]) -> set[str]:
     """Variables that were empty and get nothing but options, all of which are listed: they stay empty."""
     values: dict[str, list[str]] = {}

@@ -90,15 +90,6 @@ def test_mindspeed():
         read(f"torchrun {MEGATRON} --context-parallel-algo x", "train.sh", "mindspeed")
 
 
-def test_pai():
-    """Its Adam on the host; words of its own are known."""
-    text = f"torchrun {MEGATRON} --patch-tokenizer-type LLama3Tokenizer --optimizer hybridadam --extra-vocab-size 256"
-    result = read(text, "train.sh", "pai-megatron-patch")
-    assert (result.plan.optimizer, result.plan.offload_optimizer) == ("adamw", "cpu")
-    account = load_reader("pai-megatron-patch").words.sort((), result.words.unread)
-    assert (list(account.deciding), account.idle) == (["--extra-vocab-size"], ("--patch-tokenizer-type",))
-
-
 def test_megatron_of_swift():
     """Its own defaults: bf16, the distributed optimizer, core attention recomputed, 16 sequences a step."""
     result = read(f"NPROC_PER_NODE=4 {SWIFT} --max_length 32768 --packing true", "train.sh", "megatron-swift")

@@ -101,3 +101,26 @@ def test_options_alone_of_an_open_condition_are_listed(text, words):
     script = Script(f"{text}\ntorchrun pretrain_gpt.py --bf16 $C\n", "train.sh")
     gaps = {**script.gaps, **gaps_of_command(script.commands[-1], ("--bf16",))}
     assert list(gaps) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('if [ $1 = full ]; then o=" \\\n  --a 1"\nelif [ $1 = sel ]; then o="--b"; fi', []),
+        ("case $1 in full) o=--a;; esac", []),
+        ('if [ $1 = none ]; then o="--c"; elif [ $1 = x ]; then o=--a; fi', ["--c"]),
+        # set before, or no option, or a name that the environment may have
+        ("o=--d; if [ $1 = full ]; then o=--a; fi", ["--d"]),
+        ("if [ $1 = full ]; then o=5; fi", ["${o}"]),
+        ("if [ $1 = full ]; then o=$p; fi", ["${o}"]),
+    ],
+)
+def test_options_of_branches_that_are_not_taken_are_left_out(text, words):
+    """A variable of the script's own is empty where none of its branches is taken, as in the shell."""
+    assert Script(f"set -- none\n{text}\nrun $o", "train.sh").commands[-1] == ["run", *words]
+
+
+def test_names_in_capitals_may_be_of_the_environment():
+    """What a branch that is not taken would set may be set where the script is started."""
+    script = Script("set -- none\nif [ $1 = full ]; then EXTRA=--a; fi\nrun $EXTRA", "train.sh")
+    assert script.commands[-1] == ["run", "${EXTRA}"]
