@@ -24,6 +24,7 @@ from simpar.plain import allowed as allowed
 from simpar.plain import choose as choose
 from simpar.plain import short as short
 from simpar.plain import suggest as suggest
+from simpar.regular_files import check_is_file
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -110,7 +111,7 @@ def load(path: Path | str, *, finite: bool = True) -> Document:
 
 def read_text(path: Path | str, most: int | None = None) -> str:
     """The text of a user's file: UTF-8, at most ``most`` bytes (default: the limit of configs). Raises UserError."""
-    path = Path(path)
+    check_is_file(path := Path(path))
     is_json = path.suffix in (".json", ".ipynb")
     hint = f"; as .json up to {MAX_BYTES // MIB} MiB" if most is None and not is_json else ""
     most = most or (MAX_BYTES if is_json else MAX_YAML_BYTES)

@@ -162,13 +162,21 @@ def check_digits(text: str, source: str) -> None:
 
 
 def plain_name(text: str) -> str:
-    """A name's letters and digits, without what is before them: a maker, Azure's "Standard", a count such as ``8x``."""
+    """A name's letters and digits, without what is before them: a maker, Azure's "Standard", a count such as ``8x``.
+
+    Names of Lambda's first instances begin with its own: an A100 or V100 without a size is a small one there.
+    """
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    return re.sub(
-        r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei|apple(?=m\d))?(instinct|tesla|standard)?",
-        "",
-        plain,
-    )
+    if _OF_LAMBDA.fullmatch(text.strip().lower()):
+        return f"lambda{plain.removeprefix('gpu')}"
+    return _BEFORE.sub("", plain)
+
+
+_OF_LAMBDA = re.compile(r"gpu_\d+x_(?:a100(?:_sxm4)?|v100)")
+_BEFORE = re.compile(
+    r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei|apple(?=m\d))?(instinct|tesla|standard)?"
+    r"(ml(?=\w+xlarge$))?"  # SageMaker
+)
 
 
 _COUNT_BEHIND = re.compile(r"(?P<name>.*?\w)(?:\s*[x*:]\s*|[-_ ])(?P<count>\d+)(?:\s*gpus?)?", re.IGNORECASE)

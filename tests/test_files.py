@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simpar import cli
 from simpar.errors import UserError
 from simpar.files import bundled, choose, find, load, look_beside, parse, suggest, write_atomic
 from simpar.hardware.device import Device
@@ -21,6 +22,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.json_text import json_places, line_in_json
 from simpar.plain import MAX_NODES
 from simpar.plan.choices.tuning import Tuning
+from simpar.regular_files import check_is_file
 from simpar.scenario import load_scenario
 
 DEVICE = """name: x
@@ -395,3 +397,40 @@ def test_one_value_for_a_list_is_told_how_to_write_it() -> None:
     """In the words of a file, not of the library that checks it."""
     with pytest.raises(UserError, match=r"lora_targets = 'q_proj': allowed: a list, as \[q_proj\]"):
         parse(Tuning, {"lora_rank": 8, "lora_targets": "q_proj"})
+
+
+COMMANDS = (
+    ["simulate", "{}"], ["search", "{}"], ["report", "{}"], ["compare", "{}", "{}"], ["plot", "{}", "-o", "o.png"],
+    ["explain", "{}"], ["validate", "{}"], ["hardware", "show", "{}"], ["check", "{}"],
+    ["hardware", "import", "{}", "-o", "x.yaml"], ["import", "{}", "--from", "megatron"],
+    ["export", "{}", "--to", "torchtitan", "-o", "out"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_what_never_ends_is_no_file(
+    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe to which nobody writes would keep a reader waiting, and a device reading."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.yaml")
+    Path("zero.yaml").symlink_to("/dev/zero")
+    for name, what in (("pipe.yaml", "is a pipe"), ("zero.yaml", "is a device or a socket")):
+        assert cli.run([each.format(name) for each in arguments]) == 2
+        said = capsys.readouterr().err
+        assert re.fullmatch(rf"{name}: {what}; allowed: a file[^\n]*\n", said), said
+
+
+def test_a_pipe_of_the_shell_is_read_once(tmp_path: Path) -> None:
+    """As ``<(command)``, which has a writer; where a file is read again, it is refused."""
+    read, write = os.pipe()
+    try:
+        os.write(write, DEVICE.encode())
+        os.close(write)
+        assert load(f"/dev/fd/{read}").data["name"] == "x"
+        with pytest.raises(UserError, match=rf"/dev/fd/{read}: is a pipe; allowed: a file \(it is read more than once"):
+            check_is_file(f"/dev/fd/{read}", again=True)
+    finally:
+        os.close(read)
+    check_is_file(tmp_path)
+    check_is_file(tmp_path / "missing")

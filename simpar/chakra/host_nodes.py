@@ -17,6 +17,7 @@ from pathlib import Path
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import allowed
+from simpar.regular_files import check_is_file
 
 SCHEMAS = tuple(f"{version}-chakra.0.0.4" for version in ("1.0.2", "1.0.3", "1.1.0", "1.1.1"))
 GROUPS_NODE, COMMS_NODE = "## process_group:init ##", "record_param_comms"
@@ -101,6 +102,7 @@ class HostTrace:
 
 def read_host_trace(path: Path, world: int) -> HostTrace:
     """The trace in a file, gzipped or not. Raises UserError for files that are no trace or of another schema."""
+    check_is_file(path, again=True)
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data

@@ -23,6 +23,7 @@ from simpar.chakra.wire import WireError
 from simpar.chakra.write import GROUPS
 from simpar.errors import UserError
 from simpar.files import allowed, load
+from simpar.regular_files import check_is_file
 
 DEVICE, HOST = "compute", "host"
 Groups = Mapping[str, tuple[int, ...]]
@@ -52,6 +53,7 @@ def read_chakra(paths: list[Path]) -> Recording:
     groups = _groups(paths[0].parent / GROUPS, len(paths))
     ranks = []
     for rank, path in enumerate(paths):
+        check_is_file(path, again=True)
         try:
             data = path.read_bytes()
         except OSError as error:

@@ -44,7 +44,19 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose help lists what commands share under titles of its own, before the command's own options."""
+    """A command whose help lists what commands share under titles of its own, before the command's own options.
+
+    An option without a value, of a variable that is not set, is refused: it would count as not given.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        for param in self.params:
+            if param.param_type_name == "option" and ctx.params.get(param.name) == "":
+                from simpar.errors import UserError
+
+                raise UserError(f"{param.opts[0]} '': is empty; allowed: a value, or no {param.opts[0]}")
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by title."""

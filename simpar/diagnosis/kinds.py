@@ -11,6 +11,7 @@ from simpar.diagnosis.metrics import EVENTS, FOLDER_LOGS, is_metrics
 from simpar.diagnosis.run_report import is_run_report, report_of
 from simpar.errors import UserError
 from simpar.files import GZIP
+from simpar.regular_files import check_is_file
 from simpar.units import KIB
 
 TRACE, FLIGHT, LOG, METRICS, REPORT, SNAPSHOT = (
@@ -100,11 +101,12 @@ def kind_of(path: str | Path) -> str:
 
 def _head(path: str | Path) -> bytes:
     """The first bytes of a file, unpacked if that can be. Raises UserError if it cannot be read."""
+    check_is_file(path, again=True)
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if head[:2] != GZIP:
         return head
     try:

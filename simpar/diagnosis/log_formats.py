@@ -1,7 +1,8 @@
 """The lines that frameworks print once a step, as patterns; their sources stand in :mod:`simpar.diagnosis.logs`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from simpar.dataclass import dataclass
 from simpar.units import GIB, GIGA, MS, TERA
@@ -10,6 +11,10 @@ NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 DURATION = r"((?:\d+[dhms] ?)+|(?:\d+ days?, )?\d+:\d\d:\d\d)"
 """A time as 1h 2m 3s, or as Python prints it."""
+
+
+BATCH = 200
+"""Lines that are looked through at once."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,24 @@ class LinePattern:
 def line_pattern(hint: str, pattern: str, flags: int = 0) -> LinePattern:
     """A pattern by its text; ``hint`` has several texts between bars."""
     return LinePattern(tuple(hint.split("|")), re.compile(pattern, flags))
+
+
+def telling_lines(lines: Iterator[str], hints: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Lines that have one of some texts, with their numbers from 0; an empty line ends each batch of lines.
+
+    Most lines of a log have none: many at once are passed over, and in others only the texts that are there are sought.
+    """
+    number = 0
+    while batch := list(islice(lines, BATCH)):
+        text = "".join(batch)
+        here = [hint for hint in hints if hint in text]
+        for at, line in enumerate(batch, start=number) if here else ():
+            for hint in here:  # quicker than any()
+                if hint in line:
+                    yield at, line
+                    break
+        number += len(batch)
+        yield number, ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +158,7 @@ FORMATS = (
         allocated_bytes=(rf"\bmem {NUMBER} GiB", GIB),
     ),
     _format(
-        "Nanochat", "| dt: ", r"\bstep (\d+)(?:/\d+)? \([\d.]+%\) \| loss: .*\| dt: ",
+        "Nanochat", " dt: ", r"\bstep (\d+)(?:/\d+)? \([\d.]+%\) \| loss: .*\| dt: ",
         step_time_s=(rf"\| dt: {NUMBER}ms", MS),
     ),
     _format(

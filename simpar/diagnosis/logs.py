@@ -42,6 +42,7 @@ from simpar.diagnosis.log_formats import (
     UNREAD,
     LineFormat,
     line_pattern,
+    telling_lines,
 )
 from simpar.diagnosis.log_run import (
     AGAIN,
@@ -191,15 +192,10 @@ def read_log(path: str | Path) -> LogRun:
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
     block, parts, unread, untimed, notes = None, _MicroBatches(), "", False, list[str]()
-    for number, line in enumerate(read_lines(path, notes)):
-        if number == MOST_BEFORE and not (values or bars):
+    for number, line in telling_lines(read_lines(path, notes), HINTS):
+        if number >= MOST_BEFORE and not (values or bars):
             break
-        for hint in HINTS:  # quicker than any()
-            if hint in line:
-                break
-        else:
-            continue
-        if _ENDLESS.search(line):
+        if not line or _ENDLESS.search(line):
             continue
         if not line.endswith("\n") and (values or bars):
             line = _without_cut_number(line, notes)

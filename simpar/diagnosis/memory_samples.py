@@ -45,8 +45,9 @@ _OF_LINE = (
 """Lines that say the memory of devices, and the unit."""
 _TITLES, _OTHERS = ("#", "ID"), ("|", "[", "{", "VRAM", "DCGM", "memory.used")
 """How lines of titles begin, and what only other lines than rows of a table have."""
+SKIPPED = 200
 BATCH = 20_000
-"""Rows that are read at once, where nothing else is among them."""
+"""Rows that are passed over before the first sample, and that are read at once, where nothing else is among them."""
 _UNTITLED = re.compile(r"[^,]+(?:, [^,]+)*, \d+ MiB(?:, [^,]+)*")
 
 
@@ -139,14 +140,25 @@ class _Most:
         return LogRun(path, name, (before + 1, self.count), self.count - before, 0.0, figures, notes=notes)
 
 
+def _skip(rows: Iterator[str], most: int) -> tuple[int, Iterator[str]]:
+    """Passes over the rows before the first batch that has a sample, at most so many: their number, and those left."""
+    number = 0
+    while batch := list(islice(rows, SKIPPED)):
+        text = "".join(batch)
+        if number > most or any(hint in text for hint in HINTS):
+            return number, chain(batch, rows)
+        number += len(batch)
+    return number, rows
+
+
 def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | None:
     """The most memory of any device in a file of samples; None if its first ``most`` lines have none.
 
     Raises UserError for a damaged line, and for samples without titles.
     """
-    samples, table, number, slow = _Most(), None, 0, 0
+    samples, table, slow = _Most(), None, 0
     name, section, untitled, notes = "", "", 0, tuple[str, ...]()
-    rows = iter(lines)
+    number, rows = _skip(iter(lines), most)
     while (line := next(rows, None)) is not None:
         number += 1
         if number > most and not samples.count:

@@ -8,6 +8,7 @@ from pathlib import Path
 from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.regular_files import OF_SHELL, check_is_file
 
 BEGIN, END = (re.compile(rf"-{{10,}} {what}arguments -{{10,}}") for what in ("", "end of "))
 _ROW = re.compile(r"(?:^|.*?[\s:\]])([A-Za-z_]\w*) \.+ ?(.*)|(?:^|.*?\s)([A-Za-z_]\w{47,})  (.*)")
@@ -49,7 +50,10 @@ def text_of(path: str) -> str:
 
 
 def _part_of_file(path: str) -> str | None:
-    """The lines of a log that matter here; None for a file without a list of arguments."""
+    """The lines of a log that matter here; None for a file without a list of arguments. Raises UserError."""
+    check_is_file(path)
+    if path.startswith(OF_SHELL):
+        return None  # can be read once
     try:
         with Path(path).open(errors="replace") as stream:
             if "\0" in stream.read(1024):

@@ -7,6 +7,7 @@ from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 from simpar.dataclass import dataclass
+from simpar.regular_files import check_is_file
 
 OF_BCPRUN = ("-c", "--cmd")
 SIZES_OF_BCPRUN = ("-n", "--nnodes", "-p", "--npernode")
@@ -108,6 +109,7 @@ def begins_as_script(path: str) -> bool:
     """Whether a file without the name of one begins as a shell script."""
     if PurePath(path).suffix in OTHERS:
         return False
+    check_is_file(path, again=True)
     with open(path, "rb") as stream:
         return re.match(rb"#!.*sh\b", stream.readline(200)) is not None
 

@@ -18,6 +18,7 @@ from simpar.files import as_text, write_atomic
 from simpar.json_text import line_of_value
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
+from simpar.regular_files import check_is_file
 from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
 from simpar.report.later import WhenAsked, values_of
@@ -244,6 +245,7 @@ Result.overview, Result.timeline = (WhenAsked(name) for name in ("overview", "ti
 
 def read_object(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file that simpar wrote, of any size. Raises UserError if there is none."""
+    check_is_file(path)
     try:
         content = Path(path).read_bytes()
     except OSError as error:

@@ -66,3 +66,12 @@ def test_one_card_fine_tunes_with_one_command(capsys):
     told = capsys.readouterr().out
     assert "LoRA" not in told
     assert "too much" in told
+
+
+@pytest.mark.parametrize("flag", ["--stack", "--network", "--json", "--html", "--hardware", "--schedule"])
+def test_an_option_of_a_variable_that_is_not_set(flag, capsys):
+    """``--json "$OUT"`` would lose the result, and ``--stack "$STACK"`` answer for another one."""
+    job = ["--model", "llama-3-8b", "--hardware", "dgx-h100", "--seq-len", "4096", "--global-batch", "8"]
+    for arguments in ([*job, flag, ""], [*job, f"{flag}="]):
+        assert cli.run(["simulate", *arguments]) == 2
+        assert capsys.readouterr() == ("", f"{flag} '': is empty; allowed: a value, or no {flag}\n")

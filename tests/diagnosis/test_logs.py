@@ -10,7 +10,8 @@ import pytest
 from simpar import cli
 from simpar.diagnosis.answer import explain
 from simpar.diagnosis.bars import BATCHES
-from simpar.diagnosis.logs import read_log
+from simpar.diagnosis.log_formats import telling_lines
+from simpar.diagnosis.logs import HINTS, read_log
 from simpar.errors import UserError
 from simpar.simulation import simulate
 from simpar.units import GIB, GIGA, MIB
@@ -468,3 +469,13 @@ def test_a_log_that_was_cut_is_read_up_to_its_end(tmp_path, pack):
     path.write_bytes(text + b"completed step: 40, seconds: 1")
     assert set(read_log(path).times_s) == {12.5}
     assert "The file ends in the middle of a number" in read_log(path).notes[0]
+
+
+def test_lines_that_say_nothing_are_passed_over():
+    """By texts of which one is in every line that is read; an empty one would be in all lines."""
+    assert all(HINTS)
+    lines = ["nothing\n"] * 500 + ["a tps: 1\n", "nothing\n", "tps: 2\n"]
+    assert [(at, line) for at, line in telling_lines(iter(lines), HINTS) if line] == [
+        (500, "a tps: 1\n"),
+        (502, "tps: 2\n"),
+    ]
