@@ -47,7 +47,7 @@ def but(one: Instance, made: type[Instance] | None = None, /, **values: Any) -> 
     ``one`` is kept with the copy.
     """
     changed = object.__new__(made or type(one))
-    changed.__dict__.update(one.__dict__, **values)
+    object.__setattr__(changed, "__dict__", one.__dict__ | values)
     return changed
 
 

@@ -103,7 +103,7 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
         kind=np.array([node.kind for node in nodes], dtype=np.str_),
         parts=parts,
         inside=inside,
-        size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
+        size_bytes=np.array([node.collective.moved_bytes if node.collective else 0 for node in nodes], dtype=np.int64),
         is_tied=np.array([node.collective is not None and node.collective.group == EMBEDDING_GROUP for node in nodes]),
         streaming_ns=streaming_ns,
     )
@@ -134,31 +134,28 @@ class _Inside:
 
 def _contents(nodes: Sequence[TemplateNode], streaming: Collection[str]) -> tuple[Ints, Ints, Ints]:
     """The columns ``parts``, ``inside`` and ``streaming_ns`` of :class:`SlotFacts`."""
-    num = len(nodes)
+    num, part_of = len(nodes), {kind: number for number, kind in enumerate(PARTS)}
     parts = np.zeros((num, len(PARTS)), dtype=np.int64)
     inside = np.zeros((num, len(INSIDE), 2), dtype=np.int64)
+    steps_at, runs_at = ([at for at, node in enumerate(nodes) if bool(node.segments) is runs] for runs in (False, True))
+    steps, at = [nodes[at] for at in steps_at], np.array(steps_at, dtype=np.int64)
+    alone_ns = np.array([node.duration_ns for node in steps], dtype=np.int64)
+    part = np.array([-1 if node.collective else part_of.get(node.kind, -1) for node in steps], dtype=np.int64)
+    parts[at[part >= 0], part[part >= 0]] = alone_ns[part >= 0]
+    streams = np.array([node.name in streaming and COMPUTE in node.streams for node in steps], dtype=bool)
     streamed = np.zeros(num, dtype=np.int64)
+    streamed[at[streams]] = alone_ns[streams]
     numbers, distinct = dict[int, int](), list[_Inside]()  # nodes share segments
     held: list[tuple[int, int, int]] = []  # node, how often a segment runs in it, and which segment
-    for at, node in enumerate(nodes):
-        if not node.segments:
-            if node.kind in PARTS and node.collective is None:
-                parts[at, PARTS.index(node.kind)] = node.duration_ns
-            if COMPUTE in node.streams and node.name in streaming:
-                streamed[at] = node.duration_ns
-        for _, segment in node.segments:
+    for run in runs_at:
+        for _, segment in nodes[run].segments:
             if id(segment) not in numbers:
                 numbers[id(segment)] = len(distinct)
                 distinct.append(_Inside.of(segment, streaming))
-            held.append((at, node.repeats, numbers[id(segment)]))
+            held.append((run, nodes[run].repeats, numbers[id(segment)]))
     if held:
         where, repeats, which = np.array(held, dtype=np.int64).T
         np.add.at(parts, where, repeats[:, None] * np.array([one.parts for one in distinct])[which])
         np.add.at(inside, where, repeats[:, None, None] * np.array([one.inside for one in distinct])[which])
         np.add.at(streamed, where, repeats * np.array([one.streaming_ns for one in distinct])[which])
     return parts, inside, streamed
-
-
-def _bytes_moved(node: TemplateNode) -> int:
-    """Bytes of the tensor that the node's own collective works on."""
-    return node.collective.moved_bytes if node.collective else 0

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Any
 
-from simpar.dataclass import dataclass
+from simpar.dataclass import but, dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, take_section, varying_ns, waits_for_host
 from simpar.program.structure.sections import split_into_sections
@@ -135,15 +135,12 @@ def _append_steps(
         host = (nodes.add(beside),)
     written, ends = pieces.of(segment, node.kind)
     first = len(nodes)
+    opens: dict[str, Any] = {"after": last, "arrival": arrival, "awaits": awaits}
     for piece in written:
-        facts: dict[str, Any] = {"layer": layer if piece.layer is None else piece.layer}
-        if piece.after:
-            facts["after"] = tuple([first + at for at in piece.after])
-        else:
-            facts |= {"after": last, "arrival": arrival, "awaits": awaits}
+        facts = {"after": tuple([first + at for at in piece.after])} if piece.after else opens
         if piece.section is not None:
-            facts |= {"name": node.name, "segments": ((node.layer, piece.section),)}
-        nodes.append(piece.node.but(**facts))
+            facts = {**facts, "name": node.name, "segments": ((node.layer, piece.section),)}
+        nodes.append(but(piece.node, layer=layer if piece.layer is None else piece.layer, **facts))
     return (*(first + at for at in ends), *host) or last
 
 
