@@ -25,7 +25,7 @@ from simpar.frameworks.bridge_launch import (
 from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
-from simpar.frameworks.bridge_runner import LENGTHS, apply_changes, with_even_ends, with_length_of_data
+from simpar.frameworks.bridge_runner import LENGTHS, apply_changes, with_even_ends, with_length_of_data, with_overlaps
 from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
@@ -45,7 +45,8 @@ MOVED = (
     ("data.seq_length", "model.seq_length"), ("data.", "train."),
     ("comm_overlap.overlap_grad_reduce", "ddp.overlap_grad_reduce"),
     ("comm_overlap.overlap_param_gather_with", "model.overlap_param_gather_with"),
-    ("comm_overlap.overlap_param_gather", "ddp.overlap_param_gather"), ("comm_overlap.", "model."),
+    ("comm_overlap.overlap_param_gather", "ddp.overlap_param_gather"),
+    ("comm_overlap.bucket_size", "ddp.bucket_size"), ("comm_overlap.", "model."),
     ("trainer.plugins", "mixed_precision"),
 )  # fmt: skip
 """Fields that NeMo 2 has in another place than Bridge; Bridge's overlap fields override those of its model."""
@@ -114,6 +115,9 @@ ENDS = (FIRST, LAST, "--account-for-embedding-in-pipeline-split", "--account-for
 STACK = "nemo"
 """What recipes run on: Megatron-Core as NeMo's containers have it."""
 OFFLOADED = "optimizer_offload_fraction"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+OF_ALL = "COMMON_RECIPE_ENV_VARS"
+"""Variables of every plain recipe's processes, segments that expand among them (``recipes/utils``)."""
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
@@ -144,7 +148,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     ``changes`` are the fields that a command set over it.
     """
     said_notes = [*remarks]
-    listed = sorted(config.flat(), key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
+    stated = (pair for pair in config.flat() if pair[1] is not None or not pair[0].startswith(OVER))
+    listed = sorted(stated, key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
     fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
     untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
@@ -156,6 +161,9 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
         )
+        if "model.moe_flex_dispatcher_backend" in fields:  # nothing else reads it
+            fields.setdefault("model.moe_token_dispatcher_type", "flex")
+    with_overlaps(fields, config)
     said_notes += with_length_of_data(fields)
     given = ConfigReader(fields, path)
     values = with_passes(dict(_flags(given, config)), given)
@@ -295,7 +303,10 @@ def _of_8_bits(given: ConfigReader, config: ConfigCall, values: Mapping[str, lis
 def _allocator(config: ConfigCall) -> dict[str, Any]:
     """What the variables of a recipe's processes say of memory."""
     variables = config.fields.get("env_vars")
-    told = str(variables.get("PYTORCH_CUDA_ALLOC_CONF", "")) if isinstance(variables, dict) else ""
+    if not isinstance(variables, dict):
+        return {}
+    usual = "expandable_segments:True" if f"**{OF_ALL}" in variables else ""
+    told = next((str(variables[name]) for name in ALLOCATOR if name in variables), usual)
     return {"expandable_segments": True} if "expandable_segments:True" in told else {}
 
 

@@ -118,6 +118,8 @@ KNOWN: dict[str, Callable[..., Any]] = {
     "_with_global_batch_size": lambda config, size: _with_batch(config, size),
     "set_cuda_graph_modules": lambda model, modules: _set_graphs(model, modules),
     "clear_cuda_graph_modules": lambda model: _set_graphs(model, []),
+    "apply_flex_dispatcher_backend": lambda *args, **named: _set_dispatcher(*args, **named),
+    "get_mixed_precision_config": lambda made: _precision(made),
     "set_full_iteration_cuda_graph": lambda model: _set_graphs(model, [], cuda_graph_impl="full_iteration"),
 }
 """Functions of Bridge's recipes that stand in other files than those that call them."""
@@ -128,6 +130,19 @@ def _set_graphs(model: Any, modules: Any, **others: str) -> None:
     if isinstance(model, ConfigCall):
         model.fields.pop("cuda_graph_scope", None)
         model.fields |= {"cuda_graph_modules": modules, **others}
+
+
+def _set_dispatcher(model_config: Any, moe_flex_dispatcher_backend: Any = None) -> None:
+    """What sends tokens to experts, on devices that have it (``training/flex_dispatcher_backend.py``)."""
+    backend = moe_flex_dispatcher_backend
+    if isinstance(model_config, ConfigCall) and backend is not None:
+        named = {} if isinstance(backend, Unresolved) else {"moe_flex_dispatcher_backend": backend}
+        model_config.fields |= {"moe_token_dispatcher_type": "flex", "moe_shared_expert_overlap": False, **named}
+
+
+def _precision(made: Any) -> ConfigCall:
+    """The precision of a name, or one that is made (``training/mixed_precision.py``)."""
+    return made if isinstance(made, ConfigCall) else ConfigCall("get_mixed_precision_config", [made])
 
 
 def _with_batch(config: Any, size: Any) -> Any:

@@ -11,6 +11,7 @@ from simpar.frameworks.bridge_recipes import KNOWN
 from simpar.frameworks.megatron_read import FIRST, LAST
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import Recipes
+from simpar.units import MIB
 
 LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
 """Fields of the length of data, in the order in which Bridge's runner looks for it."""
@@ -19,6 +20,9 @@ BENCHMARKS = "perf_recipes"
 BATCH, LAYOUT = "train.global_batch_size", "model.pipeline_model_parallel_layout"
 ENDS = {FIRST: "model.num_layers_in_first_pipeline_stage", LAST: "model.num_layers_in_last_pipeline_stage"}
 """Arguments of the layers of the first and the last stage, and their fields."""
+OF_MODEL = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
+OF_REPLICAS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 128 * MIB}
+"""What a config of overlaps switches off in the model, and sets beside a sharded optimizer, where it says nothing."""
 
 
 def apply_changes(config: ConfigCall, changes: Mapping[str, Any], recipes: Recipes, stem: str) -> bool:
@@ -114,3 +118,25 @@ def with_length_of_data(fields: dict[str, Any]) -> Iterator[str]:
         fields["model.seq_length"] = told
         if isinstance(own, int):
             yield f"model.seq_length = {own}: the runner gives the model the length of its data, {told}."
+
+
+def with_overlaps(fields: dict[str, Any], config: ConfigCall) -> None:
+    """Set what a config of overlaps sets over the model's and the replicas' own (``training/comm_overlap.py``).
+
+    It leaves replicas alone whose optimizer is not sharded.
+    """
+    made, own = config.fields.get("comm_overlap"), config.fields.get("ddp")
+    if not isinstance(made, ConfigCall):
+        return
+    told = {name for name, value in made.fields.items() if value is not None}
+    if made.called:  # else it is made in a file that is not here
+        fields |= dict.fromkeys((f"model.{name}" for name in OF_MODEL if name not in told), False)
+    is_sharded = any(fields.get(f"{each}.use_distributed_optimizer") for each in ("ddp", "optimizer"))
+    replicas = own.fields if isinstance(own, ConfigCall) else {}
+    for name, value in OF_REPLICAS.items():
+        if not is_sharded:
+            fields[f"ddp.{name}"] = replicas.get(name)
+        elif name not in told:
+            fields[f"ddp.{name}"] = value
+    if not fields.get("model.sequence_parallel"):
+        fields["model.tp_comm_overlap"] = False

@@ -175,7 +175,8 @@ def read_execution(given: Arguments) -> dict[str, Any]:
     result |= _attention(given)
     if result.get("attention_kernel") != "eager":
         given.used.add(SOFTMAX_APART)  # no other kernel leaves a softmax of its own
-    if given.text("--moe-flex-dispatcher-backend") == "hybridep":
+    backend = given.text("--moe-flex-dispatcher-backend")  # which no other dispatcher has
+    if backend == "hybridep" and given.text("--moe-token-dispatcher-type") == "flex":
         result["dispatcher"] = "hybridep"
     given.has("--moe-enable-deepep")
     given.has("--moe-pad-expert-input-to-capacity")

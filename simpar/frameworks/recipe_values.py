@@ -80,6 +80,23 @@ class ConfigCall:
                 yield f"{prefix}{key}", value
 
 
+def known_of(value: Any) -> Any:
+    """A value that is plain data. Raises ValueError for others."""
+    if isinstance(value, Unresolved | ConfigCall):
+        raise ValueError
+    return value
+
+
+def known_items(value: list[Any]) -> list[Any]:
+    """A list of plain data. Raises ValueError if an item is none."""
+    return [known_of(each) for each in value]
+
+
+def as_key(value: Any) -> Any:
+    """A value as the key of a dict. Raises ValueError if it is no plain data."""
+    return tuple(value) if isinstance(value, list) else known_of(value)
+
+
 def is_tested(name: str, value: Any, asked: ast.expr) -> Any:
     """Whether a value is of a class, or a config has a field; NOT_KNOWN if only running would tell."""
     if isinstance(value, Unresolved):

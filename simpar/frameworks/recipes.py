@@ -21,8 +21,11 @@ from simpar.frameworks.recipe_values import (
     ConfigCall,
     Mark,
     Unresolved,
+    as_key,
     find_import,
     is_tested,
+    known_items,
+    known_of,
 )
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import ReadWords, WordTable
@@ -373,11 +376,10 @@ class Recipes:
         if isinstance(node, ast.Attribute):
             base = self.value(node.value, scope)
             return base.fields.get(node.attr, NOT_KNOWN) if isinstance(base, ConfigCall) else NOT_KNOWN
-        if isinstance(node, ast.List | ast.Tuple):
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self.value(each, scope) for each in node.elts]
         if isinstance(node, ast.Dict):
-            pairs = ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
-            return {_hashable(self.value(key, scope)): self.value(value, scope) for key, value in pairs}
+            return self._dict(node, scope)
         if isinstance(node, ast.Call):
             return self._called(node, scope)
         if isinstance(node, ast.ListComp | ast.SetComp) and len(node.generators) == 1:
@@ -387,8 +389,19 @@ class Recipes:
             return NOT_KNOWN if isinstance(test, Unresolved) else self.value(node.body if test else node.orelse, scope)
         return self._operation(node, scope)
 
+    def _dict(self, node: ast.Dict, scope: Mapping[str, Any]) -> dict[Any, Any]:
+        """A dict; what it takes over from one that is not known has that one's name, as it is written."""
+        result: dict[Any, Any] = {}
+        for key, each in zip(node.keys, node.values, strict=True):
+            value = self.value(each, scope)
+            if key is not None:
+                result[as_key(self.value(key, scope))] = value
+            else:
+                result |= value if isinstance(value, dict) else {f"**{ast.unparse(each)}": value}
+        return result
+
     def _listed(self, node: ast.ListComp | ast.SetComp, each: ast.comprehension, scope: Mapping[str, Any]) -> Any:
-        items = _known(self.value(each.iter, scope))
+        items = known_of(self.value(each.iter, scope))
         if each.ifs or not isinstance(each.target, ast.Name) or len(items) > MAX_ITEMS:
             return NOT_KNOWN
         return [self.value(node.elt, {**scope, each.target.id: item}) for item in items]
@@ -401,12 +414,12 @@ class Recipes:
         if isinstance(node, ast.BoolOp):
             return self._joined(node, scope)
         if isinstance(node, ast.UnaryOp):
-            inner = _known(self.value(node.operand, scope))
+            inner = known_of(self.value(node.operand, scope))
             return (
                 (not inner) if isinstance(node.op, ast.Not) else -inner if isinstance(node.op, ast.USub) else NOT_KNOWN
             )
         if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
-            left, right = (_known(self.value(each, scope)) for each in (node.left, node.right))
+            left, right = (known_of(self.value(each, scope)) for each in (node.left, node.right))
             sizes = [len(each) if isinstance(each, list | str) else each for each in (left, right)]
             if isinstance(node.op, ast.Mult) and list in (type(left), type(right)) and max(sizes) > MAX_ITEMS:
                 return NOT_KNOWN
@@ -415,12 +428,12 @@ class Recipes:
             left, right = (self.value(each, scope) for each in (node.left, node.comparators[0]))
             if isinstance(left, ConfigCall) and right is None:  # a call for a config returns one
                 return isinstance(node.ops[0], ast.IsNot | ast.NotEq)
-            left, right = _known(left), _known(right)
-            left = _hashable(left) if isinstance(right, dict) else left
-            return ORDERS[type(node.ops[0])](left, _items(right) if isinstance(right, list) else right)
+            left, right = known_of(left), known_of(right)
+            left = as_key(left) if isinstance(right, dict) else left
+            return ORDERS[type(node.ops[0])](left, known_items(right) if isinstance(right, list) else right)
         if isinstance(node, ast.Subscript):
-            base, key = self.value(node.value, scope), _known(self.value(node.slice, scope))
-            return base[_hashable(key)] if isinstance(base, list | dict) else NOT_KNOWN
+            base, key = self.value(node.value, scope), known_of(self.value(node.slice, scope))
+            return base[as_key(key)] if isinstance(base, list | dict) else NOT_KNOWN
         return NOT_KNOWN
 
     def _joined(self, node: ast.BoolOp, scope: Mapping[str, Any]) -> Any:
@@ -439,6 +452,9 @@ class Recipes:
         for each in node.keywords:
             value = self.value(each.value, scope)
             keywords |= {each.arg: value} if each.arg else value if isinstance(value, dict) else {}
+        made = scope.get(name)
+        if isinstance(made, ConfigCall) and made.name == "partial" and isinstance(made.args[0], Unresolved):
+            name, args, keywords = made.args[0].text, [*made.args[1:], *args], made.fields | keywords
         if (callee := self._callee(name)) is not None:
             value = callee(*args, **keywords)
             return None if value is _ON else value
@@ -447,9 +463,9 @@ class Recipes:
         if isinstance(node.func, ast.Attribute) and node.func.attr in OF_TEXT:
             text = self.value(node.func.value, scope)
             if isinstance(text, str):
-                return getattr(text, node.func.attr)(*map(_known, args))
+                return getattr(text, node.func.attr)(*map(known_of, args))
         if name in PLAIN:
-            return PLAIN[name](*map(_known, args), **keywords)
+            return PLAIN[name](*map(known_of, args), **keywords)
         if name == "getattr" and len(args) > 1 and isinstance(args[0], ConfigCall):
             return args[0].fields.get(args[1], args[2] if len(args) > 2 else NOT_KNOWN)
         if name in CONFIGS and node.args:
@@ -472,20 +488,6 @@ def _needed(node: ast.stmt) -> list[ast.expr]:
         return []
     is_all = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
     return node.test.values if is_all and isinstance(node.test, ast.BoolOp) else [node.test]
-
-
-def _known(value: Any) -> Any:
-    if isinstance(value, Unresolved | ConfigCall):
-        raise ValueError
-    return value
-
-
-def _items(value: list[Any]) -> list[Any]:
-    return [_known(each) for each in value]
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else _known(value)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -443,9 +443,48 @@ def test_words_without_effect_beside_others(lines, model, left):
 def test_a_backend_and_overlaps_of_a_recipe():
     """Fused attention is cuDNN's; what the overlaps say goes over the replicas' own config."""
     lines = ["cfg.model.attention_backend = 'fused'", "cfg.ddp.overlap_grad_reduce = False",
+             "cfg.ddp.use_distributed_optimizer = True",
              "cfg.comm_overlap = CommOverlapConfig(overlap_grad_reduce=True)"]  # fmt: skip
     plan, left = account(lines)
     assert (plan.execution.attention_kernel, plan.data_parallel.overlap_grad_reduce, left) == ("cudnn", True, set())
+
+
+def test_variables_that_a_file_beside_it_has(checkout):
+    """They are those of that file, whatever it is called."""
+    path = checkout / "src/megatron/bridge/recipes/base.py"
+    imports = "from megatron.bridge.recipes.vars import MINE\n"
+    path.write_text(
+        f"{imports}{BASE.replace('    return cfg', '    cfg.env_vars = {**MINE}' + chr(10) + '    return cfg')}"
+    )
+    for value, expands in (("expandable_segments:True", True), ("", None)):
+        (path.parent / "vars.py").write_text(f"MINE: dict[str, str] = {{'PYTORCH_CUDA_ALLOC_CONF': '{value}'}}\n")
+        found = imported(checkout, "recipes/base", "base_config")
+        assert found.plan.execution.expandable_segments is expands
+
+
+PARTS = """
+def stages(pp, vpp=1, last=()):
+    if (pp, vpp) not in {(2, 1)}:
+        raise ValueError(pp)
+    return {(2, 1): [["embedding"] + ["decoder"] * 20, ["decoder"] * 16 + last]}[(pp, vpp)]
+def recipe():
+    cfg = ConfigContainer(model=AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").to_megatron_provider())
+    cfg.train.micro_batch_size = 1
+    cfg.model.pipeline_model_parallel_size = PP
+    builder = partial(stages, last=["loss"])
+    try:
+        cfg.model.pipeline_model_parallel_layout = builder(PP, 1)
+    except ValueError:
+        pass
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(("pp", "layers"), [(2, (20, 16)), (4, None)])
+def test_a_function_with_a_part_of_its_arguments(pp, layers):
+    """``partial`` keeps them for the call; sets have members."""
+    found = read(PARTS.replace("PP", str(pp)), "recipe.py:recipe", "megatron-bridge")
+    assert found.plan.pipeline.layers == layers
 
 
 def test_a_tower_stands_before_the_first_stage():
