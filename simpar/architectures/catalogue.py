@@ -28,8 +28,8 @@ _SECRET = re.compile(
     r"|grok[345]\w*|qwen(25|3)?max|doubao\w*|yilightning"
 )
 _VARIANT = re.compile(
-    r"(hf|base|instruct|chat|it|pt|sft|dpo|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
-    r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
+    r"(hf|base|instruct|chat|it|pt|sft|dpo|deduped|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb"
+    r"|[48]bit|fp8|awq|gptq|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
 )
 """What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-](?<!\.json)(?<!\.yaml)")
