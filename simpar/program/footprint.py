@@ -50,7 +50,7 @@ class Footprint:
         """Whether memory peaks behind the passes: in the update, or in the gather of updated parameters."""
         return bool(self.static.end_bytes > self.static.resident_bytes + self.use.peak_bytes)
 
-    @property
+    @cached_property
     def moving_bytes(self) -> int:
         """The most bytes above the resident ones: at the simulated peak, or behind the passes."""
         return max(self.use.peak_bytes, int(self.static.end_bytes - self.static.resident_bytes))
@@ -91,17 +91,17 @@ class Footprint:
         """What the allocator reports as its reserved peak."""
         return float(self.reservation.reserved_bytes)
 
-    @property
+    @cached_property
     def held_bytes(self) -> float:
         """What the device shows as used at the peak."""
         return self.overhead_bytes + self.reserved_bytes
 
-    @property
+    @cached_property
     def needed_bytes(self) -> float:
         """The smallest device memory that this class runs in."""
         return self.overhead_bytes + float(self.reservation.needed_bytes)
 
-    @property
+    @cached_property
     def parts_bytes(self) -> Parts:
         """The bytes that it needs, split by source of error."""
         inside = float(self.static.resident_bytes), float(self.moving_bytes)
@@ -113,7 +113,7 @@ class Footprint:
         """The share of every source of error in the memory that must stay free for this class to fit."""
         return self.risk.shares(self.parts_bytes)
 
-    @property
+    @cached_property
     def fit_probability(self) -> float:
         """The probability that this class fits on its device."""
         return self.risk.fit_probability(self.capacity_bytes, self.needed_bytes, self.parts_bytes)
@@ -152,11 +152,13 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
     job, builders = lowered.job, lowered.maker.builders
     devices = cluster.device_of(lowered.quotient.representative_rank)
     stages = lowered.stage_of_class.tolist()
+    communicators = {stage: builders[stage].num_communicators for stage in set(stages)}
+    overheads = {count: float(overhead_bytes(count, job.stack, cluster)) for count in set(communicators.values())}
     standing = {
         stage: (
             builders[stage].static_memory(stage),
             builders[stage].held_outputs_bytes(stage, held_up=_held_up(lowered, stage, cluster)),
-            float(overhead_bytes(builders[stage].num_communicators, job.stack, cluster)),
+            overheads[communicators[stage]],
             _experts_risk_bytes(lowered, stage),
         )
         for stage in set(stages)

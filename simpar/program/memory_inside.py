@@ -83,7 +83,8 @@ def _over_time(
         rows = known[id(node), many]
         opened[ops] = True
         instants.append(rows.at(timing, ops).ravel())
-        changes.append(np.tile(rows.delta_bytes, (len(ops), 1)))
+        each = rows.delta_bytes
+        changes.append(np.broadcast_to(each, (len(ops), *each.shape)).reshape(-1, each.shape[1]))
     rest = np.flatnonzero((table.class_id == class_id) & ~opened[table.op])
     op = table.op[rest]
     whole = np.zeros((len(rest), len(MEMORY_CATEGORIES)), dtype=np.int64)

@@ -203,7 +203,7 @@ class ActionBuilder(ABC):
         device_ns = sum(make_segment(replace(phase, issue_s=0.0), price).duration_ns for phase in phases)
         return bool(device_ns < HELD_UP * to_ns(sum(float(phase.issue_s) for phase in phases)))
 
-    @property
+    @cached_property
     def num_communicators(self) -> int:
         """Kinds of groups that a rank communicates in."""
         return int(self.job.layout.communicators)
@@ -437,6 +437,8 @@ class StageBuilder(ActionBuilder):
 
     def matrix_moves(self, pipeline_rank: int) -> tuple[TemplateNode, ...]:
         """How tensor-parallel ranks come to the matrices that they update, one call for each that the rank owns."""
+        if not OPTIMIZERS[self.job.layout.optimizer].by_matrix:
+            return ()
         op, moved = matrix_exchange(*self._divided(pipeline_rank), self.job.layout)
         nodes: list[TemplateNode] = []
         for each in self.sync.replicas:
