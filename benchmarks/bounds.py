@@ -31,7 +31,9 @@ from simpar.units import NS_PER_S
 from simpar.workers import Workers
 
 MODELS = ("gpt2", "llama-3.2-1b", "small-llama", "small-mixture", "tiny-mixture", "olmoe-1b-7b", "gemma-3-1b")
-CLUSTERS = (("dgx-h100", 1), ("dgx-h100", 2), ("dgx-a100-80gb", 2), ("a100-pcie-8", 1), ("l4-8", 2))
+CLUSTERS = (
+    ("dgx-h100", 1), ("dgx-h100", 2), ("dgx-a100-80gb", 2), ("dgx-a100-80gb", 4), ("a100-pcie-8", 1), ("l4-8", 2),
+)  # fmt: skip
 STACKS = ("megatron", "nemo", "torchtitan", "fsdp", "deepspeed", "nanotron", "llama3", "automodel", "llm-foundry")
 ABOVE = 1e-12
 """Of a step, by which rounding may lift a bound."""

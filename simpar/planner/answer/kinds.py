@@ -24,7 +24,7 @@ from simpar.units import Flags, Floats, Ints
 
 TOLERANCE = 0.005
 """A plan of a kind is simulated beside another one if it may be better by more than this share."""
-EFFORT_S, MOST_EACH = 3.0, 4
+EFFORT_S, MOST_EACH = 5.0, 4
 """Seconds of effort that all kinds together may take, each its part of what is left; plans simulated for one."""
 FAR = 2.0
 """Kinds that are bounded above this many times the best step are not simulated."""

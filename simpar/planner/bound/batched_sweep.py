@@ -15,6 +15,7 @@ from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule, pro
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.planner.bound.action_tables import Blocked, Pairs, PrecedenceGraph, compute_ends_ns, finishes_ns
 from simpar.planner.bound.batches import RowBatch
+from simpar.planner.bound.beside_gathers import GatherLoads, ends_beside_gathers_ns
 from simpar.planner.bound.data_parallel import BucketCut, Configuration
 from simpar.planner.bound.overlapped_passes import OverlappedPasses
 from simpar.planner.bound.shapes import PipelineShape, weigh
@@ -42,6 +43,12 @@ class Sweeps:
     def together(self) -> OverlappedPasses:
         """Bounds of pairs of passes that run together."""
         return OverlappedPasses(self.bounds.pipelines.blocks)
+
+    @cached_property
+    def _gathers(self) -> GatherLoads:
+        """What gathers put on NICs."""
+        pipelines = self.bounds.pipelines
+        return GatherLoads(pipelines.jobs.problem, pipelines.prices.cluster)
 
     def costs_of(self, rows: Ints) -> list[Costs]:
         """Mean durations of F, I and W over all blocks, for which the tables of rows are made, as in the simulator.
@@ -172,6 +179,8 @@ class Sweeps:
         first = charge.healthy_times(charge.pass_times("F", boundary=True), "F", boundary=True)
         hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, first))
         pairs = self._pairs(shape, pipelines.index[charge.rows], table)
+        if (slowed := ends_beside_gathers_ns(charge, self._gathers, table, times)) is not None:
+            least = slowed if least is None else np.maximum(least, slowed)
         finish = finishes_ns(table, times, hops, floors, pairs, least)
         ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])

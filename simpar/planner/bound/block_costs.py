@@ -311,6 +311,37 @@ class BlockCosts(Keys):
                 result[mine, kind] = known[same]
         return result
 
+    def stretched_ns(self, keys: Ints, letter: str, taken_s: Floats) -> tuple[Ints, Floats]:
+        """Durations of passes whose collectives share rank 0's links with a flow that never ends.
+
+        A byte of that flow takes ``taken_s`` seconds of each link. Returns int64[len(keys), kinds] and the largest
+        ratio of the times that a byte takes beside the flow and alone, float64[len(keys)].
+        """
+        result, ratio = self.plain_ns(keys, (letter,))[letter], np.ones(len(keys))
+        slow, kinds = self.jobs.problem.stack.launch.kernel_overhead, range(len(self.kinds))
+        for batch, mine, which in self.batches(keys):
+            known: dict[int, tuple[Ints, Floats]] = {}
+            for kind, passes in self.kept(batch, letter, kinds).items():
+                if id(passes) not in known:
+                    more_ns, most = self._stretched(batch, passes, taken_s)
+                    took_ns = passes.took_ns(which, slow, more_ns=more_ns[:, which])
+                    known[id(passes)] = took_ns, most[which]
+                result[mine, kind], most = known[id(passes)]
+                ratio[mine] = np.maximum(ratio[mine], most)
+        return result, ratio
+
+    def _stretched(self, batch: KeyBatch, passes: PassTimes, taken_s: Floats) -> tuple[Ints, Floats]:
+        """What collectives of a batch's passes take longer beside a flow, int64[collectives, n]; the largest ratio."""
+        uses = passes.phase.collectives
+        more_ns, ratio = np.zeros((len(uses), len(batch.keys)), dtype=np.int64), np.ones(len(batch.keys))
+        for at, use in enumerate(uses):
+            sizes = np.full(len(batch.keys), use.size_bytes)
+            for mine, price in self.price_groups(batch, use):
+                more_s, most = price.stretched(sizes[mine], self.prices.own, taken_s)
+                more_ns[at, mine] = np.floor(NS_PER_S * more_s * sizes[mine] * use.count)
+                ratio[mine] = np.maximum(ratio[mine], most)
+        return more_ns, ratio
+
     def kept(self, batch: KeyBatch, letter: str, kinds: Sequence[int]) -> dict[int, PassTimes]:
         """Passes of a batch through blocks of some kinds, kept because several questions need them."""
         first = int(batch.keys[0])

@@ -72,8 +72,8 @@ class Configuration:
     marks kinds of blocks that run nothing in the backward and need no parameters for it. ``own`` are the links of rank
     0. ``crowded`` float64[ranks, links] holds, by (operation, group), seconds per byte on the links of the most crowded
     rank of every pipeline rank, the one with the fewest members of its group in its domain. It is empty if mesh blocks
-    and domains nest, so that rank 0 is as crowded as any. ``shared`` are the collectives of blocks of all
-    configurations, some of which move the same at the same prices.
+    and domains nest, so that rank 0 is as crowded as any. ``groups`` are those of rank 0 by name. ``shared`` are the
+    collectives of blocks of all configurations, some of which move the same at the same prices.
     """
 
     sync: Synchronisation
@@ -83,6 +83,7 @@ class Configuration:
     has_no_backward: Flags
     own: Ints
     crowded: Mapping[tuple[str, str], Floats]
+    groups: Mapping[str, Ints] = field(default_factory=dict)
     shared: dict[Any, BlockCollectives] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -126,8 +127,7 @@ class Configuration:
             count = self.parameters[copies.kind]
             if copies.gather_group:
                 price = self.prices["all_gather", copies.gather_group]
-                comes = count + self.still[copies.kind] * (copies.buffer_bytes > 0)
-                comes = comes if ahead else np.where(self.has_no_backward, 0.0, comes)
+                comes = self._arriving(copies, ahead)
                 call, own = copies.gather(comes), copies.gather(count)
                 gather += np.where(comes > 0, price.time_ns(call.size_bytes, call.count), 0)
                 occupied += np.where(count > 0, price.occupied_ns(own.size_bytes, own.count), 0)
@@ -140,6 +140,20 @@ class Configuration:
                 occupied += np.where(count > 0, occupied_ns(took_ns, size, 1, price.occupied), 0)
             both = np.maximum(both, in_turn)
         return BlockCollectives(gather, first, both, occupied)
+
+    def _arriving(self, copies: Copies, ahead: bool) -> Floats:
+        """Parameters of every kind of block that are gathered before a pass."""
+        comes = self.parameters[copies.kind] + self.still[copies.kind] * (copies.buffer_bytes > 0)
+        return comes if ahead else np.where(self.has_no_backward, 0.0, comes)
+
+    def gathered_bytes(self, letter: str, *, boundary: bool) -> Floats:
+        """Bytes of the gathers before every kind of block in passes of a letter, float64[kinds]."""
+        result = np.zeros(len(self.has_no_backward))
+        for copies in self.policies[letter, boundary].copies:
+            if copies.gather_group:
+                call = copies.gather(self._arriving(copies, letter == "F"))
+                result += call.size_bytes * call.count
+        return result
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """Nanoseconds of the reductions in sequence of gradients of ``size_bytes``, in ``count`` calls each."""
@@ -281,6 +295,7 @@ class Configurations:
             has_no_backward=np.array([kind.block.has_no_backward for kind in blocks.kinds]),
             own=blocks.prices.own,
             crowded=_taken_of(crowded, prices, blocks.prices),
+            groups=groups,
             shared=self._shared,
         )
 

@@ -86,10 +86,18 @@ class PassTimes:
         np.add.at(result, streams, self.spans_ns(which, slow, held=held))
         return result
 
-    def took_ns(self, which: Ints | slice, slow: float | Floats, *, held: bool = True) -> Ints:
-        """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""
-        issue_ns = self.issue_ns[which]
-        ends = schedule(self.phase.steps, list(self.spans_ns(which, slow, held=held)))[1]
+    def took_ns(
+        self, which: Ints | slice, slow: float | Floats, *, held: bool = True, more_ns: Ints | None = None
+    ) -> Ints:
+        """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long.
+
+        Collectives take ``more_ns`` int64[collectives, which] longer than their prices say.
+        """
+        issue_ns, spans = self.issue_ns[which], self.spans_ns(which, slow, held=held)
+        if more_ns is not None:
+            spans = spans.copy()
+            spans[~self.kernels] += more_ns
+        ends = schedule(self.phase.steps, list(spans))[1]
         return np.asarray(np.maximum(latest(ends, 0 * issue_ns), issue_ns))
 
 

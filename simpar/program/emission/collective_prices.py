@@ -20,7 +20,7 @@ from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.fold.group_routes import in_first_domain
-from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
+from simpar.program.ir.flow import BYTES_PER_S_PER_RATE, NO_CAP, drained_ns, quantise, solo_rates, to_cap
 from simpar.program.job import TrainingJob
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.stacks.stack import Stack
@@ -103,13 +103,31 @@ class Price:
         at = np.minimum(np.searchsorted(self.links, links), len(self.links) - 1)
         return np.where(self.links[at] == links, self.slope_s[at], 0.0)
 
+    def stretched(self, size_bytes: Floats, links: Ints, taken_s: Floats) -> tuple[Floats, Floats]:
+        """Seconds that a byte takes longer beside a flow that gets no lower rate, and their ratio to those alone.
+
+        A byte of the flow takes ``taken_s`` seconds of each of ``links``, all of which the operation has to cross. Both
+        results are float64[...] for calls of ``size_bytes`` [...]; the ratio is that of the whole time to that alone.
+        """
+        own_s, shared = self.slopes_s(links), taken_s > 0
+        if not len(self.rate) or not (own_s[shared] > 0).all():
+            return np.zeros(np.shape(size_bytes)), np.ones(np.shape(size_bytes))
+        alone_s = 1.0 / (BYTES_PER_S_PER_RATE * self.rate[self._line(size_bytes)])
+        more_s = np.maximum((own_s + taken_s)[shared].max(initial=0.0) - alone_s, 0.0)
+        return more_s, 1.0 + more_s / alone_s
+
+    def _line(self, size_bytes: Floats) -> Ints | int:
+        """The line that calls take, int64[...]."""
+        if len(self.rate) == 1:
+            return 0
+        return np.asarray(np.argmin(self.latency_s + size_bytes[..., None] * self.seconds_per_byte, axis=-1))
+
     def time_ns(self, size_bytes: Numbers, count: Numbers = 1) -> Ints:
         """Nanoseconds of ``count`` calls in a row of ``size_bytes`` each; arrays broadcast."""
         sizes, calls = np.asarray(size_bytes, dtype=np.float64), np.asarray(count)
         if not len(self.rate):
             return np.zeros(np.broadcast_shapes(sizes.shape, calls.shape), dtype=np.int64)
-        single = len(self.rate) == 1
-        line = 0 if single else np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
+        line = self._line(sizes)
         latency_ns = calls_ns(self.latency_s[line], (self.added_s, self.added_s_per_byte), sizes, calls)
         return np.asarray(drained_ns(latency_ns, np.rint(calls * sizes).astype(np.int64), self.rate[line]))
 
