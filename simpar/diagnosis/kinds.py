@@ -18,7 +18,8 @@ TRACE, FLIGHT, LOG, METRICS, REPORT, SNAPSHOT = (
     "trace", "flight recorder", "log", "metrics", "report of a run", "memory snapshot",
 )  # fmt: skip
 HEAD = 64 * KIB
-_PICKLE = b"\x80"
+_PICKLE = re.compile(rb"\x80|\}q\x00|\]q\x00|\([dl]p0\n")
+"""How pickles of any protocol begin that hold a dict or a list."""
 SNAPSHOT_START = 200
 """Bytes in which a snapshot of torch has its first key."""
 
@@ -83,7 +84,7 @@ def kind_of(path: str | Path) -> str:
     head = _head(path)
     if head[:2] == GZIP:
         return TRACE  # its reader reports what is wrong
-    if head[:1] == _PICKLE:
+    if _PICKLE.match(head):
         start = head[:SNAPSHOT_START]
         return SNAPSHOT if b"segments" in start or b"total_size" in start or b"device_traces" in head else FLIGHT
     text = _text_of(head)

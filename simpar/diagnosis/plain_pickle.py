@@ -14,6 +14,8 @@ from simpar.files import GZIP
 from simpar.units import GIB, MIB
 
 MOST_BYTES = GIB
+MOST_PACKED = 300
+"""Times that gzip makes a dump smaller at most: nothing but repeats packs better (at most 1,032 times)."""
 FAULTS = (
     pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError, MemoryError,
     OverflowError,
@@ -41,6 +43,8 @@ def read_bytes(path: str | Path, what: str) -> bytes:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(content) > MOST_BYTES:
         raise UserError(f"{path}: larger than {MOST_BYTES // GIB} GiB: not a {what}")
+    if packed and len(content) > MOST_PACKED * Path(path).stat().st_size + MIB:
+        raise UserError(f"{path}: unpacks to more than {MOST_PACKED} times its size: not a {what}")
     return content
 
 

@@ -17,6 +17,8 @@ from simpar.diagnosis.plain_pickle import load_plain, read_bytes
 from simpar.errors import UserError
 
 WHAT = "memory snapshot of torch"
+MOST = 2**62
+"""More bytes than any machine has."""
 ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 UNKNOWN, BACKWARD = "without frames", "backward pass"
 _KINDS = tuple(
@@ -91,7 +93,8 @@ def read_snapshot(path: str | Path) -> SnapshotRun:
     try:
         return _read(str(path), segments, data.get("device_traces") or [] if isinstance(data, dict) else [])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise UserError(f"{path}: is malformed ({error!r}): not a {WHAT}") from None
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise UserError(f"{path}: is malformed ({reason}): not a {WHAT}") from None
 
 
 def _read(
@@ -99,13 +102,16 @@ def _read(
 ) -> SnapshotRun:
     sizes: dict[int, int] = defaultdict(int)
     for segment in segments:
-        sizes[int(segment.get("device", 0))] += int(segment["total_size"])
+        size = _whole(segment["total_size"], "total_size")
+        if sum(_whole(block["size"], "size") for block in segment["blocks"]) > size:
+            raise ValueError(f"blocks are larger than their segment of {size} bytes")
+        sizes[_whole(segment.get("device", 0), "device")] += size
     if not sizes:
         raise UserError(f"{path}: has no segment: nothing was allocated when it was taken")
     device = max(sizes, key=lambda each: sizes[each])
-    mine = [segment for segment in segments if int(segment.get("device", 0)) == device]
+    mine = [segment for segment in segments if segment.get("device", 0) == device]
     blocks = [block for segment in mine for block in segment["blocks"]]
-    held = [(int(block["size"]), _frames(block), int(block.get("address", 0))) for block in blocks if _is_held(block)]
+    held = [(block["size"], _frames(block), int(block.get("address", 0))) for block in blocks if _is_held(block)]
     trace = traces[device] if device < len(traces) else []
     alive, peak = _at_peak(held, trace)
     parts, places = defaultdict[str, float](float), defaultdict[str, float](float)
@@ -113,9 +119,11 @@ def _read(
         kind = kind_of_frames(frames)
         parts[kind] += size
         places[f"{kind}: {_place(frames)}"] += size
-    free = [int(block["size"]) for block in blocks if not _is_held(block)]
+    free = [block["size"] for block in blocks if not _is_held(block)]
     rounded = sum(
-        int(each["size"]) - int(each.get("requested_size", each["size"])) for each in blocks if _is_held(each)
+        each["size"] - _whole(each.get("requested_size", each["size"]), "requested_size")
+        for each in blocks
+        if _is_held(each)
     )
     allocated = sum(size for size, _, _ in held)
     return SnapshotRun(
@@ -123,6 +131,13 @@ def _read(
         float(sum(free)), float(max(free, default=0)), float(rounded),
         _largest(places), any(entry["action"] == "oom" for entry in trace),
     )  # fmt: skip
+
+
+def _whole(value: Any, what: str) -> int:
+    """A number of bytes, or of a device. Raises ValueError for what none has."""
+    if type(value) is not int or not 0 <= value < MOST:
+        raise ValueError(f"{what} = {str(value)[:40]}")
+    return value
 
 
 def _largest(sizes: Mapping[str, float]) -> dict[str, float]:
@@ -147,7 +162,7 @@ def _at_peak(
     peak, at, total = now, len(trace), now
     for index in range(len(trace) - 1, -1, -1):
         event = trace[index]
-        total += {"alloc": -1, "free_completed": 1}.get(event["action"], 0) * int(event.get("size", 0))
+        total += {"alloc": -1, "free_completed": 1}.get(event["action"], 0) * _whole(event.get("size", 0), "size")
         if total > peak:
             peak, at = total, index
     alive = {address: (size, frames) for size, frames, address in held}

@@ -200,7 +200,7 @@ class Variables(dict[str, list[str]]):
             return [change(word) if len(operator) == 2 else change(word[:1]) + word[1:] for word in words]
         if operator[0] == "/":
             old, _, new = self.put_in(rest).partition("/")
-            return [word.replace(old, new, -1 if operator == "//" else 1) for word in words]
+            return [_replaced(word, old, new, -1 if operator == "//" else 1) for word in words]
         return [_without_end(word, operator, self.put_in(rest)) for word in words]
 
     @property
@@ -309,6 +309,13 @@ def _without_end(word: str, operator: str, pattern: str) -> str:
         if fnmatchcase(cut, pattern):
             return word[length:] if operator[0] == "#" else word[: len(word) - length]
     return word
+
+
+def _replaced(word: str, old: str, new: str, most: int) -> str:
+    """A word with a part replaced. Raises TooLong for one that grows without end."""
+    if len(word) + word.count(old) * (len(new) - len(old)) > MAX_WORD:
+        raise TooLong
+    return word.replace(old, new, most)
 
 
 class TooLong(Exception):

@@ -193,3 +193,52 @@ def test_files_that_are_none(saved, tmp_path, monkeypatch):
     other.write_bytes(first.read_bytes())
     with pytest.raises(UserError, match="one of the fullest rank"):
         explain(first, other)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol(tmp_path, protocol):
+    """The oldest are texts, and begin as no other file does."""
+    path = tmp_path / "memory.pickle"
+    path.write_bytes(pickle.dumps(snapshot(HISTORY), protocol=protocol))
+    assert explain(path).snapshot.peak_bytes == read_snapshot(path).peak_bytes
+    path.write_bytes(pickle.dumps({"segments": Runs()}, protocol=protocol))
+    with pytest.raises(UserError, match=r"names posix\.mkdir, and only plain data is read"):
+        explain(path)
+
+
+@pytest.mark.parametrize(
+    ("of", "key", "value"),
+    [
+        ("segment", "total_size", -5), ("segment", "total_size", "5"), ("segment", "total_size", float("nan")),
+        ("segment", "total_size", 2**62), ("segment", "total_size", True), ("segment", "device", -1),
+        ("segment", "device", 10**30), ("block", "size", -(2**40)), ("block", "requested_size", 1.5),
+        ("event", "size", -1),
+    ],
+)  # fmt: skip
+def test_sizes_that_none_has(saved, of, key, value):
+    """A block of -1 TiB made the memory negative."""
+    data = snapshot(HISTORY)
+    segment = data["segments"][0]
+    where = {"segment": segment, "block": segment["blocks"][0], "event": next(filter(None, data["device_traces"]))[0]}[
+        of
+    ]
+    where[key] = value
+    with pytest.raises(UserError, match=rf"is malformed \({key} = .*\): not a memory snapshot") as said:
+        explain(saved(data))
+    assert "\n" not in str(said.value)
+
+
+def test_blocks_that_are_larger_than_their_segment(saved):
+    """They fill it."""
+    data = snapshot()
+    data["segments"][0]["total_size"] = MIB
+    with pytest.raises(UserError, match="blocks are larger than their segment of 1048576 bytes"):
+        explain(saved(data))
+
+
+def test_a_pickle_that_unpacks_without_end(tmp_path):
+    """Millions of empty dicts pack into nothing, and would take minutes to build."""
+    path = tmp_path / "memory.pickle.gz"
+    path.write_bytes(gzip.compress(b"\x80\x04" + b"}0" * 5_000_000))
+    with pytest.raises(UserError, match="unpacks to more than 300 times its size"):
+        explain(path)

@@ -149,6 +149,14 @@ def test_scripts_without_end_are_refused():
         Script("f() { f; }\nf", "a.sh")
 
 
+@pytest.mark.parametrize("grows", ["$A$A$A$A", "${A//a/aaaaaaaaaa}", "${A//a/$A}"])
+def test_words_that_grow_without_end_are_refused(grows):
+    """Before they are made: a word of 10**5 characters, each of them replaced by as many, has 10**10."""
+    text = f"A={'a' * 100_000}\n" + f"A={grows}\n" * 5 + "run $A"
+    with pytest.raises(UserError, match=r"a\.sh.*: a word of more than 1000000 characters"):
+        Script(text, "a.sh")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("2 * 8", 16), ("(N+1)%4", 2), ("$N / 2", 2), ("${N} > 4", 1), ("M + 1", None), ("1/0", None),
