@@ -78,7 +78,7 @@ WORDS = WORDS | WordTable(
         "use_ray", "lorap_lr_ratio", "acc_strategy", "check_model", "enable_channel_loss", "enable_dft_loss",
         "gradient_checkpointing_kwargs", "safe_serialization", "max_shard_size", "callbacks", "early_stop_interval",
         "router_aux_loss_coef", "cached_val_dataset", "packing_num_proc", "local_repo_path", "ignore_args_error",
-        "add_non_thinking_prefix", "disable_*", "create_*", "max_model_len", "lazy_tokenize", "data_*", "adapters",
+        "add_non_thinking_prefix", "disable_*", "create_*", "max_model_len", "lazy_tokenize", "data_*",
         "galore_*", "lisa_step_interval", "is_binary_loss_scale", "norm_bbox", "use_flash_ckpt", "metric*", "moe_*",
         "cached_dataset", "train_dataloader_shuffle", "temperature", "top_*", "overlong_filter", "label_names",
         "epsilon*", "importance_sampling_level", "multi_turn_scheduler", "max_turns", "problem_type", "kl_in_reward",

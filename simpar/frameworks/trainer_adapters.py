@@ -81,6 +81,30 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LOOKS_FOR_LINEAR = ("llama-factory", "swift")
 
 
+OF_VOCABULARY = ("resize_vocab", "new_special_tokens")
+"""Options of LLaMA-Factory by which tables of the vocabulary grow, and are trained whole (``model/adapter.py``)."""
+OF_FOLDERS = ("adapter_name_or_path", "lora_model_dir", "adapters")
+"""Adapters that training goes on with, whose rank and targets are in their folder."""
+BESIDE: Mapping[str, str] = {
+    **dict.fromkeys(OF_VOCABULARY, "tables of the vocabulary, which are trained whole beside adapters: memory"),
+    **dict.fromkeys(OF_FOLDERS, "adapters of a folder, whose rank and targets it says: memory and time"),
+    "quantization_method": "weights of layers that another library stores in 4 bits: memory and time",
+    "load_in_4bit": "weights of layers in 4 bits, of which nothing can be trained: memory and time",
+}
+"""What options beside adapters could change."""
+BITSANDBYTES = ("bnb", "bitsandbytes", "none", "")
+
+
+def take_beside_adapters(given: TrainerArguments, *, adapts: bool) -> None:
+    """Take what only decides beside adapters as read where there are none; else leave it to the table."""
+    for name in (*OF_VOCABULARY, *OF_FOLDERS):
+        value, is_new = given.told(name), name in OF_FOLDERS and given.on("create_new_adapter")
+        if adapts and value and not is_new:
+            given.leave(name)
+    if str(given.told("quantization_method") or "").lower() not in BITSANDBYTES:
+        given.leave("quantization_method")
+
+
 def kind_of(given: TrainerArguments) -> str:
     """What the arguments say is trained: adapters of a kind, "full", "freeze"; "" for nothing. Raises UserError."""
     if prefix := next((key for key in PREFIXES if given.number(key)), None):

@@ -30,6 +30,7 @@ from simpar.frameworks.trainer_adapters import (
     kind_of,
     refuse_frozen_decoder,
     refuse_unknown_adapters,
+    take_beside_adapters,
     targets_of,
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
@@ -152,7 +153,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         values["recompute"] = "full"
     values |= _states(given, habits, values, sharding)
     if values["precision"] != "fp32":
-        given.on("tf32")  # of products in fp32
+        given.on("tf32", "enable_tf32")  # of products in fp32
     if values.get("frozen_dtype") == "fp32" and (sharding.is_deepspeed or values["precision"] == "fp32"):
         values["frozen_dtype"] = "bf16"  # that of products, in which DeepSpeed's parameters are
     if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
@@ -339,8 +340,8 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     if bits not in (None, 4, 8, 16, 32):
         given.leave(*BITS)
     trains_all = kind == "full" or given.on("full_finetune", "full_finetuning")
-    if eight and (trains_all or kind == "freeze"):  # which bitsandbytes does not do
-        given.leave(*IN_EIGHT, *BITS)
+    if (eight or (four and habits.name != "unsloth")) and (trains_all or kind == "freeze"):  # which nothing does
+        given.leave(*IN_FOUR, *IN_EIGHT, *BITS)
     if kind == "freeze":
         return _last_layers(given, model)
     uses = given.on(*ADAPTS)
@@ -351,9 +352,11 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
         if not (trains_all or uses is False or kind):
             refuse_unknown_adapters(given, WORDS)
         refuse_frozen_decoder(given)
+        take_beside_adapters(given, adapts=False)
         return {}
     if kind not in (*KINDS, ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
+    take_beside_adapters(given, adapts=True)
     return {
         "lora_rank": rank or habits.adapters.rank,
         "lora_targets": targets_of(given, habits.adapters.targets, parameters),

@@ -1,7 +1,7 @@
 """Words of trainers on Hugging Face's that their readers do not use: idle ones, and what deciding ones could change."""
 
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
-from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
+from simpar.frameworks.trainer_adapters import BESIDE, PARAMETERS, WHAT, WORD
 from simpar.frameworks.trainer_towers import OF_TOWERS
 from simpar.frameworks.words import ON_PROCESSORS, WordTable
 
@@ -34,16 +34,16 @@ WORDS = ACCELERATE | WordTable(
         "greater_is_better", "plot_loss", "wandb*", "project*", "mlflow*", "swanlab*", "trackio*", "use_wandb",
         "use_tensorboard", "max_samples", "max_train_samples", "max_eval_samples", "train_on_*", "special_tokens*",
         "tokens", "group_by_modality_length", "lora_alpha", "lora_bias", "bias", "lora_weight_path",
-        "lora_task_type", "lora_fan_in_fan_out", "use_rslora", "peft_use_rslora", "lora_model_dir", "bnb_*",
+        "lora_task_type", "lora_fan_in_fan_out", "use_rslora", "peft_use_rslora", "bnb_*",
         "use_bnb_nested_quant", "use_nested_quant", "double_*", "quant_type", "quantization_type",
-        "quantization_method", "config",
+        "config",
         "gradient_checkpointing_kwargs*", "use_cache", "use_reentrant*", "mask_*", "packing_strategy",
         "sample_packing_*", "eval_sample_packing", "shuffle*", "strict", "is_*_derived_model", "type_of_model",
         "model_type", "model_max_length", "padding_side", "truncation*", "version", "label_smoothing_factor",
         "ignore_*", "include_*", "skip_*", "prediction_loss_only", "full_determinism", "debug",
         "accelerator_config*", "average_tokens_across_devices", "cache_dir", "text_column*", "input_column*",
         "*_column", "*_field", "prompt*", "lazy_preprocess", "conv*", "instruct_type", "early_stopping*",
-        "loss_watchdog*", "loraplus*", "low_cpu_mem_usage", "resize_vocab", "new_special*", "torch_compile_backend",
+        "loss_watchdog*", "loraplus*", "low_cpu_mem_usage", "new_special*", "torch_compile_backend",
         "torch_compile_mode", "liger_kernel_config*", "use_hf", "use_v1_kernels", "print_param_status", "job*",
         "completion_only_loss", "assistant_only_loss", "neftune*", "noisy_embedding_alpha", "fsdp_version",
         "fsdp_final_state_dict_type", "fsdp_config.*", "fsdp_transformer_layer_cls_to_wrap",
@@ -66,7 +66,8 @@ WORDS = ACCELERATE | WordTable(
         "training_debug_steps",
         "liger_layer_norm", "batching_workers", "peft_config.lora_alpha", "quant_config*",
         "dist_config.dcp_path", "keep_last_n*", "export_*", "add_special_tokens", "append_concat_token", "splits",
-        "adapter_name_or_path", "revision_of_model", "plugins.liger", "use_dft_loss",
+        "revision_of_model", "compute_accuracy", "*_aux_loss_coef", "infer_dtype", "llamaboard", "create_new_adapter",
+        "plugins.liger", "use_dft_loss",
         "predict_with_generate", "ray_*", "num_labels", "class_weights", "*_task_type", "task_type", "use_ray",
         "galore_*", "apollo_*", "badam_*", "asft_alpha", "eaft_*", "pissa_*", "tokenized_path",
         "processor_type", "*otel*", "eta_min", "base_model_ignore_patterns", "test_value", "curriculum_sampling",
@@ -127,6 +128,8 @@ WORDS = ACCELERATE | WordTable(
         **dict.fromkeys(PARAMETERS, "adapters of other matrices than a layer's projections: memory"),
         WORD: WHAT,
         **OF_TOWERS,
+        **BESIDE,
+        "enable_tf32": "products of fp32 in 19 bits: time",
         "lora_*_kernel": FAST,
         "use_unsloth": FAST,
         "use_kernels": FAST,

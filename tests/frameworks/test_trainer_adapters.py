@@ -136,3 +136,29 @@ def test_a_script_named_after_qlora_is_assumed_to_load_4_bits(script, words, fro
     assert found.plan.flat_values()["frozen_dtype"] == frozen
     assumed = {each.value for each in found.assumed if each.key == "frozen_dtype"}
     assert ("nf4" in assumed) is (frozen == "nf4")
+
+
+FACTORY = (
+    "llamafactory-cli train --stage sft --do_train --model_name_or_path meta-llama/Llama-3.1-8B --dataset x "
+    "--cutoff_len 1024 --per_device_train_batch_size 1 --bf16 --output_dir o"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "decides"),
+    [
+        ("lora", "--resize_vocab", True), ("lora", "--new_special_tokens a,b", True), ("full", "--resize_vocab", False),
+        ("lora", "--adapter_name_or_path a", True), ("full", "--adapter_name_or_path a", False),
+        ("lora", "--adapter_name_or_path a --create_new_adapter", False),
+        ("lora", "--quantization_bit 4 --quantization_method hqq", True),
+        ("lora", "--quantization_bit 4 --quantization_method bnb", False), ("full", "--quantization_bit 4", True),
+        ("freeze", "--quantization_bit 4", True), ("lora", "--compute_accuracy --moe_aux_loss_coef 0.1", False),
+        ("lora", "--enable_tf32", False),
+    ],
+)  # fmt: skip
+def test_what_decides_beside_adapters(kind, flag, decides):
+    """Tables of the vocabulary are trained whole, a folder says the rank, and 4 bits are none that are trained."""
+    words = read(f"{FACTORY} --finetuning_type {kind} {flag}", "the command", "llama-factory").words
+    account = load_reader("llama-factory").words.sort(words.used, words.unread)
+    assert (flag.split()[0] in account.deciding or "--quantization_method" in account.deciding) is decides
+    assert account.unknown == ()
