@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any, get_args
 
-from simpar.architectures.catalogue import find_model, load_model
+from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.architectures.hf_config import reason_unread
 from simpar.errors import UserError
 from simpar.frameworks.match import sizes_of
@@ -21,13 +22,15 @@ from simpar.frameworks.overrides import (
     reader_of,
     real,
 )
+from simpar.frameworks.predictions import with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, nest_names
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import SCHEDULES
+from simpar.frameworks.trainer_read import BLOCKS
 from simpar.frameworks.trainer_words import TORCH_UPDATE
 from simpar.frameworks.trainers import ATTENTION
-from simpar.frameworks.words import Assumed, WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Projection
 from simpar.plan.routing import Balance
 from simpar.plan.schedules import natural_vpp
@@ -46,9 +49,22 @@ HALVES = {
     "torch.float32": "fp32",
 }  # fmt: skip
 SEQUENCES = (
-    "packed_sequence.packed_sequence_size", "dataset.seq_length", "dataset.seq_len", "dataset.max_length",
-    "dataset.seq_length_tokens", "dataset.block_size",
+    "packed_sequence.packed_sequence_size", "packed_sequence.collate_max_length", "packed_sequence.pack_size",
+    "dataloader.collate_fn.max_length", "dataset.seq_length", "dataset.seq_len", "dataset.max_length",
+    "dataset.seq_length_tokens", "dataset.block_size", "dataset.max_sentence_len",
 )  # fmt: skip
+"""Lengths of packs and of what is padded, before bounds of the data (``recipes/_typed_config.py``)."""
+LOSSES = {"MaskedCrossEntropy": None, "FusedLinearCrossEntropy": BLOCKS}
+"""Pieces of the losses that a plan has; None for whole logits (``components/loss``)."""
+PIPELINES = ("distributed.pipeline", "autopipeline", "pipeline")
+PREDICTED = (
+    "model.num_nextn_predict_layers", "model.config.num_nextn_predict_layers",
+    "model.text_config.num_nextn_predict_layers", "model.text_config.num_mtp_modules",
+    "model.text_config.mtp_num_hidden_layers",
+)  # fmt: skip
+"""Layers that predict further tokens."""
+WITHOUT_PREDICTIONS = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "kimi_k2")
+"""Families of which Automodel builds none of these (``components/models``)."""
 NAMES = (
     "model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config.name_or_path",
 )  # fmt: skip
@@ -120,8 +136,19 @@ def read(text: str, name: str) -> Imported:
         given.used.add("recipe")
     else:
         given.used.discard("recipe")
-    return Imported(plan_said(values), given.words(), notes, asks={"model": ask}, expert_balance=balance,
-                    assumed=tuple(assumed), config=config)  # fmt: skip
+    result = Imported(plan_said(values), notes=notes, asks={"model": ask}, expert_balance=balance,
+                      assumed=tuple(assumed), config=config)  # fmt: skip
+    result, left = _with_predictions(result, given, model)
+    return replace(result, words=given.words() + ReadWords(unread=left))
+
+
+def _with_predictions(imported: Imported, given: ConfigReader, model: str | None) -> tuple[Imported, dict[str, Any]]:
+    """The plan with the layers that predict further tokens which are built, and the word of others."""
+    key = next((each for each in PREDICTED if each in given), None)
+    if model is None or (key is None and config_of(model).get("model_type") not in WITHOUT_PREDICTIONS):
+        return imported, {}
+    imported, left = with_predictions(imported, model, given.get(key) if key else 0)
+    return imported, {} if key is None or left is None else {key: left}
 
 
 def _reshards(given: ConfigReader, ep: int) -> bool:
@@ -275,8 +302,16 @@ def _automodel_execution(given: ConfigReader) -> dict[str, Any]:
     named = given.get("model.attn_implementation") or given.get("model.backend.attn")
     compiled = given.get("compile.enabled") or given.get("distributed.enable_compile")
     dispatcher = DISPATCHERS.get(str(given.get("model.backend.dispatcher")))
+    loss = str(given.get("loss_fn._target_", "MaskedCrossEntropy")).rpartition(".")[2]
+    if loss not in LOSSES:
+        given.used.discard("loss_fn._target_")
+    if (_size(given, "pp_size") or 1) > 1 and any(
+        given.get(f"{each}.patch_causal_lm_model") is False for each in PIPELINES
+    ):
+        loss = "MaskedCrossEntropy"  # in place of a fused one, which needs hidden states (``recipes/llm/train_ft.py``)
     return {
         "attention_kernel": kernels.get(str(named)),
+        "loss_chunks": LOSSES.get(loss),
         "fused_kernels": "compiled" if compiled else None,
         "dispatcher": dispatcher,
         "token_dispatch": "per_node" if dispatcher else None,
@@ -285,7 +320,7 @@ def _automodel_execution(given: ConfigReader) -> dict[str, Any]:
 
 def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
     """Schedule and chunks of a pipeline; schedules of several stages a rank have two unless layers are counted."""
-    section = next((name for name in ("distributed.pipeline", "autopipeline", "pipeline")
+    section = next((name for name in PIPELINES
                     if any(key.startswith(f"{name}.") for key in given)), "distributed.pipeline")  # fmt: skip
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     schedule = choice(given, f"{section}.pp_schedule", schedules, "1f1b")
@@ -337,8 +372,6 @@ READER = Reader(
             "checkpoint.*",
             "dataset.*",
             "dataloader.*",
-            "validation_dataset.*",
-            "validation_dataloader.*",
             "optimizer._target_",
             "optimizer.lr",
             "optimizer.betas",
@@ -375,7 +408,6 @@ READER = Reader(
             "distributed.dp_size",
             "distributed.offload_policy.*",
             "clip_grad_norm.*",
-            "loss_fn._target_",
             "model.use_sdpa_patching",
             "autopipeline.*",
             "_*",  # sections under which YAML keeps what others refer to
@@ -394,9 +426,7 @@ READER = Reader(
             "skypilot.cloud",
             "skypilot.disk_size",
             "skypilot.job_name",
-            "skypilot.use_spot",
-            "skypilot.hf_token",
-            "skypilot.region",
+            *(f"skypilot.{name}" for name in ("use_spot", "hf_token", "region")),
             "nvtx",
             "validation_data*",
             "optimizer.mu",
@@ -420,6 +450,7 @@ READER = Reader(
             **TORCH_UPDATE,
             "recipe": "an encoder of images beside the language model, and its tokens: time and memory",
             "model.use_liger_kernel": "fused operators: time and memory",
+            "loss_fn._target_": "another loss: memory of logits and time",
             "loss_fn.fp32_upcast": "the dtype of logits: memory",
             "model.backend.linear": "kernels of products: time",
             "model.backend.rms_norm": "kernels of norms: time",
@@ -430,8 +461,7 @@ READER = Reader(
             "model.force_hf": "transformers' own layers: time and memory",
             **dict.fromkeys(("loss_fn.chunk_len", "loss_fn.compile"), "the loss in pieces: memory of logits"),
             **dict.fromkeys(
-                ("model.num_nextn_predict_layers", "model.mtp_use*", "model.text_config.num_mtp_modules"),
-                "layers that predict further tokens: time and memory",
+                (*PREDICTED, "model.mtp_use*", "model.drafter_*"), "layers that predict further tokens: time and memory"
             ),
             "parallelizer.activation_checkpointing": "what is recomputed: memory and time",
             "longalign": "how full sequences are: time",
@@ -447,14 +477,6 @@ READER = Reader(
                     "model.text_config.cp_full_attn_backend",
                 ),
                 "kernels of attention: time and memory",
-            ),
-            **dict.fromkeys(
-                (
-                    "model.text_config.mtp_num_hidden_layers",
-                    "model.text_config.num_nextn_predict_layers",
-                    "model.drafter_*",
-                ),
-                "layers that predict further tokens: time and memory",
             ),
             "model.backend.dispatcher_num_sms": "multiprocessors of the exchange of tokens: time",
             "model.base_activation_checkpointing": "what is recomputed: memory and time",

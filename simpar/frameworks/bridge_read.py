@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from simpar import files
-from simpar.architectures.catalogue import config_of, find_model, load_model
+from simpar.architectures.catalogue import config_of, find_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import (
     LAUNCH_WORDS,
@@ -30,15 +30,14 @@ from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, withou
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
-from simpar.frameworks.megatron_model import predictions_changed, predictions_in
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
+from simpar.frameworks.predictions import with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords
-from simpar.units import number_of
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -200,7 +199,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
         imported = replace(imported, plan=with_loss(imported.plan, arguments))
     others: dict[str, Any] = {}
     if model and PREDICTED in fields:
-        imported, others = _with_predictions(imported, model, fields[PREDICTED])
+        imported, left = with_predictions(imported, model, fields[PREDICTED])
+        others |= {} if left is None else {PREDICTED: left}
     classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
     said = hub or next(classes, "")
     if said and not model and not imported.config and not imported.plan.model:
@@ -233,30 +233,6 @@ def _words(imported: Imported, given: ConfigReader, others: Mapping[str, Any], o
     """
     unread = {word: value for word, value in imported.words.unread.items() if word[:2] != "--" and word not in own}
     return ReadWords(imported.words.used, unread) + given.words() + ReadWords(unread=others)
-
-
-def _with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, dict[str, Any]]:
-    """The plan of a shipped model with as many layers that predict further tokens as a recipe says.
-
-    The field that decides where its family cannot have them, or where only running would tell.
-    """
-    asked = told or 0
-    if isinstance(asked, int) and asked == predictions_in(load_model(model)):
-        return imported, {}
-    changed = predictions_changed(model, asked) if isinstance(asked, int) else {}
-    if not changed:
-        return _without_predictions(imported, model, asked), {PREDICTED: asked or "no layers"}
-    plan = imported.plan.model_copy(update={"model": None})
-    notes = (*imported.notes, f"{model} with {number_of(asked, 'layer')} that predict further tokens.")
-    return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), {}
-
-
-def _without_predictions(imported: Imported, model: str, asked: Any) -> Imported:
-    """The plan without layers that predict further tokens at its end, which the shipped model does not have."""
-    stages = imported.plan.pipeline.layers
-    if not stages or not isinstance(asked, int) or sum(stages) != layers_in(model) + asked or stages[-1] < asked:
-        return imported
-    return replace(imported, plan=imported.plan.with_values(layers=(*stages[:-1], stages[-1] - asked)))
 
 
 def _tower(model: str) -> int:

@@ -3,10 +3,12 @@
 import pytest
 import yaml
 
+from simpar.architectures.catalogue import load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.automodel_read import READER
+from simpar.frameworks.megatron_model import predictions_in
 
 RECIPE = {
     "step_scheduler": {"global_batch_size": 256, "local_batch_size": 4},
@@ -185,3 +187,69 @@ def test_sizes_beside_a_name() -> None:
         found = imported(model=model, distributed={})
         assert set(READER.words.sort(found.words.used, found.words.unread).deciding) == decides
         assert found.plan.model == "llama-3.1-8b"
+
+
+@pytest.mark.parametrize(
+    ("sections", "seq_len"),
+    [
+        ({"packed_sequence": {"pretokenize": True, "pack_size": 65536, "max_length": 4096}}, 65536),
+        ({"packed_sequence": {"pack_size": 3072, "collate_max_length": 4096}}, 4096),
+        ({"packed_sequence": {"packed_sequence_size": 0}, "dataloader": {"collate_fn": {"max_length": 512}}}, 512),
+        ({"packed_sequence": {}, "dataset": {"mean_len": 64, "max_sentence_len": 1024}}, 1024),
+    ],
+)
+def test_lengths_of_packs_and_of_what_is_padded(sections: dict[str, object], seq_len: int) -> None:
+    """Packs of recipes that see are called otherwise; collate functions pad to their length."""
+    found = imported(**sections)
+    assert (found.plan.training["seq_len"], found.assumed) == (seq_len, ())
+
+
+@pytest.mark.parametrize(
+    ("loss", "chunks", "decides"),
+    [
+        ("masked_ce.MaskedCrossEntropy", None, False),
+        ("linear_ce.FusedLinearCrossEntropy", 64, False),
+        ("te_parallel_ce.TEParallelCrossEntropy", None, True),
+        ("chunked_ce.ChunkedCrossEntropy", None, True),
+    ],
+)
+def test_losses(loss: str, chunks: int | None, decides: bool) -> None:
+    """Cut cross entropy stores no logits; other kernels decide."""
+    found = imported(loss_fn={"_target_": f"nemo_automodel.components.loss.{loss}"})
+    told = READER.words.sort(found.words.used, found.words.unread)
+    assert (found.plan.execution.loss_chunks, "loss_fn._target_" in told.deciding) == (chunks, decides)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "layers", "predicted"),
+    [
+        ("deepseek-ai/DeepSeek-V3-Base", {}, 61, 0),  # components/models/deepseek_v3 builds none
+        ("zai-org/GLM-4.5-Air", {}, 46, 0),
+        ("deepseek-ai/DeepSeek-V4-Flash", {}, 43, 1),
+        ("deepseek-ai/DeepSeek-V4-Flash", {"config": {"num_nextn_predict_layers": 0}}, 43, 0),
+        ("deepseek-ai/DeepSeek-V4-Flash", {"num_nextn_predict_layers": 1}, 43, 1),
+    ],
+)
+def test_layers_that_predict_further_tokens(name: str, config: dict[str, object], layers: int, predicted: int) -> None:
+    """Those that Automodel builds of a family, as many as the recipe says."""
+    found = imported(model={**RECIPE["model"], "pretrained_model_name_or_path": name, **config}, distributed={})
+    graph = read_config(found.config) if found.config else load_model(found.plan.model)
+    assert (len(graph.layers), predictions_in(graph)) == (layers + predicted, predicted)
+    told = READER.words.sort(found.words.used, found.words.unread)
+    assert not {word for word in told.deciding if "predict" in word}
+
+
+@pytest.mark.parametrize(("patched", "chunks"), [(True, 64), (False, None)])
+def test_a_fused_loss_behind_a_pipeline(patched: bool, chunks: int | None) -> None:
+    """Models whose forward pass is their own give no hidden states: the usual loss takes its place."""
+    loss = {"_target_": "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy"}
+    pipeline = {"pp_schedule": "1f1b", "patch_causal_lm_model": patched}
+    found = imported(loss_fn=loss, distributed={"pp_size": 4, "pipeline": pipeline})
+    assert found.plan.execution.loss_chunks == chunks
+
+
+def test_layers_that_a_family_cannot_have_decide() -> None:
+    """The word is not dropped."""
+    found = imported(model={**RECIPE["model"], "num_nextn_predict_layers": 2}, distributed={})
+    told = READER.words.sort(found.words.used, found.words.unread)
+    assert told.deciding["model.num_nextn_predict_layers"]

@@ -1,0 +1,35 @@
+"""Layers that predict further tokens, where a text has another number of them than the shipped model."""
+
+from dataclasses import replace
+from typing import Any
+
+from simpar.architectures.catalogue import config_of, load_model
+from simpar.frameworks.match import layers_in
+from simpar.frameworks.megatron_model import predictions_changed, predictions_in
+from simpar.frameworks.target import Imported
+from simpar.units import number_of
+
+
+def with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, Any]:
+    """The plan of a shipped model with as many layers that predict further tokens as a text says.
+
+    Beside it what decides, None if nothing is left: the number, where the model's family cannot have as many or where
+    only running would tell.
+    """
+    asked = told or 0
+    if isinstance(asked, int) and asked == predictions_in(load_model(model)):
+        return imported, None
+    changed = predictions_changed(model, asked) if isinstance(asked, int) else {}
+    if not changed:
+        return _without_predictions(imported, model, asked), asked or "no layers"
+    plan = imported.plan.model_copy(update={"model": None})
+    notes = (*imported.notes, f"{model} with {number_of(asked, 'layer')} that predict further tokens.")
+    return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), None
+
+
+def _without_predictions(imported: Imported, model: str, asked: Any) -> Imported:
+    """The plan without layers that predict further tokens at its end, which the shipped model does not have."""
+    stages = imported.plan.pipeline.layers
+    if not stages or not isinstance(asked, int) or sum(stages) != layers_in(model) + asked or stages[-1] < asked:
+        return imported
+    return replace(imported, plan=imported.plan.with_values(layers=(*stages[:-1], stages[-1] - asked)))
