@@ -116,13 +116,14 @@ def ends_beside_gathers_ns(
     ``times`` are the durations of passes, [n, stages] by (letter, boundary).
     """
     result: Floats | None = None
+    blocks = charge.bounds.pipelines.blocks
     if len(table.joined) or not loads.are_places_alike:
         return None
     for configuration, mine in charge.by_configuration():
-        taken_s = loads.taken_s(configuration)
-        if not taken_s.any():
+        taken_s, keys = loads.taken_s(configuration), charge.keys[mine]
+        if not blocks.drains_s(keys, "F")[..., taken_s > 0].any():
             continue
-        stretched_ns, ratio = charge.bounds.pipelines.blocks.stretched_ns(charge.keys[mine], "F", taken_s)
+        stretched_ns, ratio = blocks.stretched_ns(keys, "F", taken_s)
         if (ratio <= 1.0).all():
             continue
         if result is None:

@@ -82,6 +82,7 @@ class BlockCosts(Keys):
     _kept: dict[tuple[int, int, str], PassTimes] = field(default_factory=dict)
     _durations: dict[str, PassDurations] = field(default_factory=dict)
     _asked: dict[str, Floats] = field(default_factory=dict)
+    _beside: dict[tuple[int, int, str, bytes], tuple[Ints, Floats]] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[BlockPolicy, ...]:
@@ -318,20 +319,17 @@ class BlockCosts(Keys):
         ratio of the times that a byte takes beside the flow and alone, float64[len(keys)].
         """
         result, ratio = self.plain_ns(keys, (letter,))[letter], np.ones(len(keys))
-        slow, kinds = self.jobs.problem.stack.launch.kernel_overhead, range(len(self.kinds))
         for batch, mine, which in self.batches(keys):
-            known: dict[int, tuple[Ints, Floats]] = {}
-            for kind, passes in self.kept(batch, letter, kinds).items():
-                if id(passes) not in known:
-                    more_ns, most = self._stretched(batch, passes, taken_s)
-                    took_ns = passes.took_ns(which, slow, more_ns=more_ns[:, which])
-                    known[id(passes)] = took_ns, most[which]
-                result[mine, kind], most = known[id(passes)]
-                ratio[mine] = np.maximum(ratio[mine], most)
+            for kind, passes in self.kept(batch, letter, range(len(self.kinds))).items():
+                known = int(batch.keys[0]), kind, letter, taken_s.tobytes()
+                if known not in self._beside:
+                    self._beside[known] = self._stretched(batch, passes, taken_s)
+                took_ns, most = self._beside[known]
+                result[mine, kind], ratio[mine] = took_ns[which], np.maximum(ratio[mine], most[which])
         return result, ratio
 
     def _stretched(self, batch: KeyBatch, passes: PassTimes, taken_s: Floats) -> tuple[Ints, Floats]:
-        """What collectives of a batch's passes take longer beside a flow, int64[collectives, n]; the largest ratio."""
+        """What the passes of a batch take beside a flow, int64[n], and the largest ratio, float64[n]."""
         uses = passes.phase.collectives
         more_ns, ratio = np.zeros((len(uses), len(batch.keys)), dtype=np.int64), np.ones(len(batch.keys))
         for at, use in enumerate(uses):
@@ -340,7 +338,8 @@ class BlockCosts(Keys):
                 more_s, most = price.stretched(sizes[mine], self.prices.own, taken_s)
                 more_ns[at, mine] = np.floor(NS_PER_S * more_s * sizes[mine] * use.count)
                 ratio[mine] = np.maximum(ratio[mine], most)
-        return more_ns, ratio
+        slow = self.jobs.problem.stack.launch.kernel_overhead
+        return passes.took_ns(slice(None), slow, more_ns=more_ns), ratio
 
     def kept(self, batch: KeyBatch, letter: str, kinds: Sequence[int]) -> dict[int, PassTimes]:
         """Passes of a batch through blocks of some kinds, kept because several questions need them."""
