@@ -9,7 +9,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import Document
-from simpar.hardware.machine import infiniband, kubernetes, nccl_xml, slurm, topo_matrix, xgmi_tables
+from simpar.hardware.machine import host_tools, infiniband, kubernetes, nccl_xml, slurm, topo_matrix, xgmi_tables
 from simpar.hardware.machine.reading import Fact, Links, Reading, join_readings
 from simpar.hardware.profile import ClusterProfile
 from simpar.plain import printable
@@ -30,7 +30,7 @@ directions together), MI350X and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (
     topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE, slurm.YAML_TREE, infiniband.DISCOVER, infiniband.LINKS,
-    kubernetes.KIND, xgmi_tables.KIND,
+    kubernetes.KIND, xgmi_tables.KIND, host_tools.CARDS, host_tools.BUS,
 )  # fmt: skip
 
 
@@ -108,6 +108,10 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
             readings.append(infiniband.read_fabric(text, path))
         elif kubernetes.is_nodes(text):
             readings.append(kubernetes.read_nodes(text, path))
+        elif host_tools.is_cards(text):
+            readings.append(host_tools.read_cards(text, path))
+        elif host_tools.is_bus(text):
+            readings.append(host_tools.read_bus(text, path))
         elif slurm.is_tree(text):
             trees.append(path)
         else:

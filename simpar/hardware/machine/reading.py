@@ -6,8 +6,11 @@ from dataclasses import field
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
-LEAST, MORE, MOST = 1, 2, 3
-"""How sure a fact is: where files disagree, the surer one counts; equally sure ones are an error."""
+COUNTED, LEAST, MORE, MOST = 0, 1, 2, 3
+"""How sure a fact is: where files disagree, the surer one counts; equally sure ones are an error.
+
+What is only counted may hold more than the job uses, as cards of storage.
+"""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ SHOWN = {"level", "blockindex", "blocksize"}
 """What ``scontrol show topology`` says beside a topology.conf."""
 NODES, TREE, YAML_TREE = "scontrol show nodes", "topology.conf", "topology.yaml"
 MOST_HOSTS = 200_000
+MOST_DEVICES = 1024
 Node = TypeVar("Node")
 MAKES = ("rtx", "tpu", "cpu")
 """First words of device names that do not name a device on their own."""
@@ -88,7 +89,7 @@ def _gpus(node: Mapping[str, str], reading: Reading) -> tuple[str, int] | None:
         if _MIG.search(kind):
             reading.unread.append(f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out")
             continue
-        listed.append((kind, count))
+        listed += [(kind, count)] if count else []
     if len(listed) > 1:
         raise UserError(f"{reading.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}")
     return listed[0] if listed else None
@@ -117,6 +118,8 @@ def only_kind(
         said = ", ".join(f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items())
         raise UserError(f"{reading.file}: several kinds of nodes: {said}; {remedy}")
     ((name, count), nodes) = next(iter(kinds.items()))
+    if count > MOST_DEVICES:
+        raise UserError(f"{reading.file}: {count} GPUs of a node; allowed: at most {MOST_DEVICES}")
     reading.say("devices_per_node", count)
     return name, nodes
 

@@ -174,3 +174,12 @@ def test_damaged_topology_yaml(text, words):
     """One line with the place."""
     with pytest.raises(UserError, match=words):
         read_tree(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("gres", "message"), [("gpu:h100:99999999999", "99999999999 GPUs of a node"), ("gpu:h100:0", "no node with GPUs")]
+)
+def test_numbers_of_gpus_that_no_node_has(gres, message):
+    """They were written into a profile."""
+    with pytest.raises(UserError, match=message):
+        read_nodes(node("n1", gres=gres), "nodes.txt")
