@@ -88,6 +88,7 @@ OF_FOLDERS = ("adapter_name_or_path", "lora_model_dir", "adapters")
 BESIDE: Mapping[str, str] = {
     **dict.fromkeys(OF_VOCABULARY, "tables of the vocabulary, which are trained whole beside adapters: memory"),
     **dict.fromkeys(OF_FOLDERS, "adapters of a folder, whose rank and targets it says: memory and time"),
+    "lora_r": "whether adapters are trained: TRL's use_peft, which is not said, is off; a script may have it on",
     "quantization_method": "weights of layers that another library stores in 4 bits: memory and time",
     "load_in_4bit": "weights of layers in 4 bits, of which nothing can be trained: memory and time",
 }

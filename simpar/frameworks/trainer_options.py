@@ -37,6 +37,8 @@ def take_model_options(given: TrainerArguments) -> None:
         given.leave(SECTION)
     if given.values_.get("half_precision_backend") in ("auto", "cuda_amp"):
         given.get("half_precision_backend")
+    if str(given.values_.get("torch_compile")).lower() == "auto":  # Axolotl's: where torch is new enough
+        given.leave("torch_compile")
     place = given.values_.get("device_map")
     if is_one_device(place):
         given.get("device_map")
@@ -48,6 +50,8 @@ def offloads_checkpoints(given: TrainerArguments) -> bool:
     Options that checkpoint some layers alone are left to the table.
     """
     away = False
+    if str(given.told(*CHECKPOINTING)).lower().startswith("offload_"):  # to disk
+        given.leave(*CHECKPOINTING)
     for name in _OF_CHECKPOINTING:
         options = given.told(name)
         if not isinstance(options, Mapping):

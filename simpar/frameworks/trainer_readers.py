@@ -290,6 +290,10 @@ def _check_trl(given: TrainerArguments, command: TrainerCommand | None) -> None:
     if stage and stage not in TRL_STAGES:
         raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; {why_refused(stage)}")
     _check_script(given, command)
+    if stage is not None and not given.on("use_peft"):  # without it all others of adapters have no effect
+        given.suppose(finetuning_type="full")
+    elif given.one("use_peft") is None:
+        given.leave("lora_r")  # of a script's own, or of TRL's, whose switch is off
 
 
 def stage_of_trl(command: TrainerCommand | None) -> str | None:
@@ -370,6 +374,7 @@ def _check_axolotl(given: TrainerArguments, command: TrainerCommand | None) -> N
         raise UserError(
             f"{given.source}: axolotl {_stage_of_axolotl(command)}: it trains nothing; allowed: axolotl train"
         )
+    given.suppose(adapter="full")  # whatever is said of adapters beside it
     batch, micro = given.number("batch_size"), given.number("micro_batch_size")
     if batch and micro and batch < micro:
         raise given.refused("batch_size", f"at least micro_batch_size, {micro}: sequences of a rank")

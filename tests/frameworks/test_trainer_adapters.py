@@ -162,3 +162,45 @@ def test_what_decides_beside_adapters(kind, flag, decides):
     account = load_reader("llama-factory").words.sort(words.used, words.unread)
     assert (flag.split()[0] in account.deciding or "--quantization_method" in account.deciding) is decides
     assert account.unknown == ()
+
+
+AXOLOTL = """
+base_model: NousResearch/Meta-Llama-3-8B
+datasets: [{path: x, type: alpaca}]
+sequence_len: 2048
+micro_batch_size: 1
+lora_r: 8
+lora_target_linear: true
+bf16: true
+"""
+TRL_SFT = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --dataset_name x --per_device_train_batch_size 1 --lora_r 16"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "framework", "rank"),
+    [
+        (f"{AXOLOTL}adapter: lora\n", "c.yml", "axolotl", 8), (f"{AXOLOTL}adapter:\n", "c.yml", "axolotl", None),
+        (AXOLOTL, "c.yml", "axolotl", None), (TRL_SFT, "job.sh", "trl", None),
+        (f"{TRL_SFT} --use_peft", "job.sh", "trl", 16), (f"{TRL_SFT} --use_peft false", "job.sh", "trl", None),
+    ],
+)  # fmt: skip
+def test_the_switch_of_adapters_alone_decides(text, name, framework, rank):
+    """Axolotl's adapter and TRL's use_peft: a rank without them trains all parameters."""
+    assert read(text, name, framework).plan.tuning.lora_rank == rank
+
+
+def test_a_rank_in_a_file_of_arguments_without_the_switch():
+    """TRL's is off, a script's may be on: it decides."""
+    text = "model_name_or_path: gpt2\npacking: true\nmax_length: 512\nbf16: true\nlora_r: 16\n"
+    assert "lora_r" in decided(text, name="sft.yaml")[1]
+    assert "lora_r" not in decided(f"{text}use_peft: true\n", name="sft.yaml")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("torch_compile: auto", "torch_compile"),
+                       ("gradient_checkpointing: offload_disk", "gradient_checkpointing")],
+)  # fmt: skip
+def test_what_axolotl_leaves_to_its_machine(line, word):
+    """Where torch is new enough, and where what is kept waits."""
+    found = read(f"{AXOLOTL}adapter: lora\n{line}\n", "c.yml", "axolotl").words
+    assert word in load_reader("axolotl").words.sort(found.used, found.unread).deciding
