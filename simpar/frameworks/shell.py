@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import schedulers, slurm
-from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in
+from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in, set_by_words
 from simpar.frameworks.shell_calls import (
     KNOWN,
     Call,
@@ -30,7 +30,7 @@ from simpar.frameworks.shell_calls import (
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
 from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_options_out, leave_undecided
-from simpar.frameworks.shell_loops import run_counted
+from simpar.frameworks.shell_loops import ENDS, end_turn, run_counted, run_for, run_while
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
 from simpar.frameworks.shell_pipes import hand_over, run_pipeline
 from simpar.frameworks.shell_words import (
@@ -47,7 +47,7 @@ from simpar.frameworks.shell_words import (
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-MAX_DEPTH = 30
+MAX_DEPTH = 60
 MAX_STEPS = 100_000
 MAX_CALLS = 10  # scripts that start or source one another
 ASSIGNING = ("variable_assignment", "variable_assignments", "declaration_command")
@@ -88,7 +88,8 @@ class Script:
         self.before: list[str] = []  # the launchers of what is read
         self.stack: list[str] = []  # of the files that are read
         self.called: set[str] = set()
-        self.steps = self.depth = self.line = 0
+        self.steps = self.depth = self.line = self.loops = 0
+        self.may_end = False  # a loop, by a condition that is not decided
         self._begin(text, source, [])
         with refusing_endless(lambda: f"{self.source}:{max(self.line, 1)}"):
             self.run(text)
@@ -182,6 +183,8 @@ class Script:
         is_own = self.outside and node.children[0].type in ("local", "declare", "typeset")
         for child in node.named_children:
             name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
+            if child.type in ("string", "concatenation", "simple_expansion", "expansion"):  # export "$NAME=$VALUE"
+                self.exported |= set_by_words(self, self.variables.words(child), text_of(node.children[0]))
             hidden = self.variables.get(text_of(name)) if name is not None else None
             if child.type == "variable_assignment":
                 self.read_statement(child)
@@ -218,6 +221,8 @@ class Script:
             return self._evaluated(words[1:])
         if words[0] in ("source", ".") and len(words) > 1:
             return self._sourced(words[1:])
+        if words[0] in ENDS and self.loops:
+            end_turn(words)
         self._launched(words, before[own:])
         return {"true": True, ":": True, "false": False}.get(words[0])
 
@@ -404,6 +409,9 @@ class Script:
             return None  # the alternative after a failure
         if done is None and left.type == "test_command" and right.type in ASSIGNING:
             return self.leave_undecided(right, text_of(left))
+        if done is None and text_of(right) in ENDS:
+            self.may_end |= text_of(right) == ENDS[0]
+            return None
         return self.read_statement(right)
 
     def _negated_command(self, node: Node) -> bool | None:
@@ -451,26 +459,6 @@ class Script:
                 return self._all([child for child in item.named_children if child not in patterns])
         return True
 
-    def _for_statement(self, node: Node) -> bool | None:
-        name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
-        if name is None or body is None:
-            return None
-        parts = node.children_by_field_name("value")
-        words = [word for part in parts for word in self.variables.words(part)]
-        if not any(child.type == "in" for child in node.children):
-            words = self.variables.get("@", [])
-        for word in words:
-            self._set(text_of(name), [word])
-            self.read_statement(body)
-        return True
-
-    def _loop(self, node: Node) -> bool | None:
-        """A loop whose condition fails at once is empty; of others it is not known when they end."""
-        condition = node.child_by_field_name("condition")
-        if condition is not None and self.read_statement(condition) is False:
-            return True
-        return self.leave_undecided(node, text_of(node).splitlines()[0])
-
     def leave_undecided(self, node: Node, condition: str) -> bool | None:
         """Leave out a statement whose ``condition`` the script alone does not decide."""
         return leave_undecided(self, node, condition)
@@ -491,7 +479,7 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "function_definition": Script._function_definition, "command": Script._command,
     "redirected_statement": Script._redirected_statement, "list": Script._list,
     "negated_command": Script._negated_command, "if_statement": Script._if_statement,
-    "case_statement": Script._case_statement, "for_statement": Script._for_statement,
-    "while_statement": Script._loop, "c_style_for_statement": run_counted, "test_command": Script._test_command,
+    "case_statement": Script._case_statement, "for_statement": run_for,
+    "while_statement": run_while, "c_style_for_statement": run_counted, "test_command": Script._test_command,
     "compound_statement": Script._compound_statement, "pipeline": run_pipeline,
 }  # fmt: skip

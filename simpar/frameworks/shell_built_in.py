@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from simpar.frameworks.shell_gaps import gaps_of_output
 from simpar.frameworks.shell_output import printed
 from simpar.frameworks.shell_words import UNKNOWN, names_of
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _WITH_VALUE = "adinNptu"
 """Options of ``read`` that take a value."""
+_PLACE = "getopts[place]"
+"""The variable of the next letter in a word of several options, by a name that no script can have."""
 _BLANKS = " \t\n"
 """What parts words where ``IFS`` does not say it."""
 
@@ -112,9 +115,43 @@ def _printf(script: Script, words: list[str], _: str | None) -> bool | None:
     return text is not None
 
 
+def _getopts(script: Script, words: list[str], _: str | None) -> bool | None:
+    """``getopts LETTERS NAME`` sets a variable to the next option, and OPTARG to its value; False behind the last."""
+    known, name = script.variables, words[1] if len(words) > 1 else ""
+    given = words[2:] or known.get("@")
+    at, place = (int(known.get(key, [first])[0]) for key, first in (("OPTIND", "1"), (_PLACE, "1")))
+    word = given[at - 1] if given is not None and at <= len(given) else ""
+    if not name or given is None or UNKNOWN.search(word):
+        return None
+    if not word.startswith("-") or word in ("-", "--"):
+        known["OPTIND"] = [str(at + (word == "--"))]
+        return False
+    letter, rest = word[place], word[place + 1 :]
+    takes_value, is_known = f"{letter}:" in words[0], letter in words[0] and letter != ":"
+    value = (rest or (given[at] if at < len(given) else "")) if takes_value else "" if is_known else letter
+    used = 1 + (takes_value and not rest) if takes_value or not rest else 0
+    known |= {name: [letter if is_known else "?"], "OPTARG": [value], "OPTIND": [str(at + used)]}
+    known[_PLACE] = ["1" if used else str(place + 1)]
+    return True
+
+
+def set_by_words(script: Script, words: Sequence[str], program: str) -> set[str]:
+    """Variables that an expanded ``NAME=VALUE`` sets; the names that are exported. What it sets may not be known."""
+    exported = set[str]()
+    for word in words:
+        name, sign, value = word.partition("=")
+        if sign and name.isidentifier():
+            script.variables[name] = [value]
+        elif UNKNOWN.search(name):
+            script.gaps |= gaps_of_output([word])
+        if program == "export" and name.isidentifier():
+            exported.add(name)
+    return exported
+
+
 BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
     "set": _set, "shift": _shift, "let": _let, "read": _read, "cd": _cd, "unset": _unset,
-    "printf": _printf,
+    "printf": _printf, "getopts": _getopts,
 }  # fmt: skip
 """Built-ins that set variables or the folder; they take their words and their input."""
 

@@ -89,6 +89,7 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
             script.gaps[f"${{{text_of(name)}}}"] = UNTOLD
     for each in descendants(node, lambda child: child.type == "command"):
         program, *words = map(text_of, each.named_children[:2])
+        script.may_end |= program == "break"
         if program in ("source", ".") and words and script.find(words[0].strip("\"'")) is None:
             script.gaps |= gap_of_source(words[0])
     flags = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))

@@ -50,6 +50,15 @@ NESTED = re.compile(
 """Arithmetic that begins with a parenthesis, which the grammar only takes inside of ``${...}`` if it is quoted."""
 
 
+OFFSET = re.compile(r"(\$\{\w+):(?![-=+?])([$\w]*[$+*-][$\w+* -]*|\w+)(?::([$\w+* -]+))?\}")
+"""Letters of a variable from a place that is worked out, as in ``${ARGUMENT:$LENGTH+1}``, which the grammar lacks."""
+
+
+def _worked_out(match: re.Match[str]) -> str:
+    place, count = (f":$(({part}))" if part else "" for part in match.group(2, 3))
+    return f"{match[1]}{place}{count}}}"
+
+
 def tree_of(text: str) -> Node:
     """The tree of a shell text, where placeholders (<your path>) are words.
 
@@ -58,6 +67,11 @@ def tree_of(text: str) -> Node:
     """
     text = COMMENT.sub(" ", text)
     root = parser().parse(text.encode()).root_node
+    if root.has_error and OFFSET.search(text):
+        text = OFFSET.sub(
+            lambda match: f"{match[1]}:$(({match[2]}))" + (f":$(({match[3]}))" if match[3] else "") + "}", text
+        )
+        root = parser().parse(text.encode()).root_node
     if root.has_error and NESTED.search(text):
         text = NESTED.sub(r'\1"\2"}', text)
         root = parser().parse(text.encode()).root_node

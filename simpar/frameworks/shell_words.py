@@ -23,7 +23,7 @@ _EXPANSION = re.compile(
 )
 _LENGTH = re.compile(r"#(\w+|[@*])(?:\[[@*]\])?")
 _PART = re.compile(r"(?:(\w+)\[[@*]\]|[@*]):\s*(\d+)(?::\s*(\d+))?")
-_LETTERS = re.compile(r"(\w+):\s*(\d+)(?::\s*(\d+))?")
+_LETTERS = re.compile(r"(\w+):(?![-=+?])([^:]+)(?::(.+))?")
 _LISTS = re.compile(r"\$\{(\w+\[@\](?::[\s\d:]+)?|@(?::[\s\d:]+)?)\}|\$(@)")
 """Expansions to several words, also inside quotes."""
 ALL_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
@@ -156,8 +156,11 @@ class Variables(dict[str, list[str]]):
             is_text = told is not None and not inside.endswith("]")
             return [whole] if told is None else [str(len(" ".join(told)) if is_text else len(told))]
         if (letters := _LETTERS.fullmatch(inside)) and (words := self.all_of(letters[1])) is not None:
-            text, start = " ".join(words), int(letters[2])
-            return [whole if UNKNOWN.search(text) else text[start:][: int(letters[3] or len(text))]]
+            text, first = " ".join(words), self.arithmetic(letters[2])
+            count = self.arithmetic(letters[3]) if letters[3] else len(text)
+            if UNKNOWN.search(text) or first is None or count is None:
+                return [whole]
+            return [text[first:][:count] if first >= -len(text) else ""]
         if inside.startswith("!"):
             words = self.all_of(inside[1:])
             return [whole] if words is None else self.expand(words[0], whole)

@@ -49,7 +49,7 @@ LOG = "megatron-log"
 """The reader of lists of arguments in logs."""
 OF_LOOPS = re.compile(r"^\s*(from|import) ((pytorch_)?lightning|transformers|trl|accelerate|peft)\b", re.MULTILINE)
 """What scripts import that train in their own code."""
-_ARGUMENT = re.compile(r"\$\{?[1-9@*]")
+_ARGUMENT = re.compile(r"\$\{?[1-9@*#]|\bgetopts\b")
 """An argument of a script."""
 _STARTS_MORE = re.compile(
     r"notebook_launcher|torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed --|mp\.spawn"
