@@ -30,6 +30,7 @@ from simpar.frameworks.policy_update import (
     samples_of_micro_batch,
     update_of,
 )
+from simpar.frameworks.predictions import with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.references import resolved
@@ -39,7 +40,7 @@ from simpar.frameworks.torchtune_read import OPTIMIZERS as OF_TORCH
 from simpar.frameworks.trainer_arguments import split_command
 from simpar.frameworks.trainer_read import DTYPES
 from simpar.frameworks.trainer_words import PREFERENCE
-from simpar.frameworks.words import WordTable, is_off
+from simpar.frameworks.words import ReadWords, WordTable, is_off
 
 OPTIMIZERS = OF_AUTOMODEL | OF_TORCH
 ALGORITHMS = ("grpo", "ppo", "sft", "dpo", "rm", "distillation")
@@ -179,6 +180,10 @@ def _plan(given: Options) -> Imported:
         given.values_.setdefault(algorithm, True)  # decides: see the table of words
     notes = (NOTE, *_steps(given, algorithm, batch)) if algorithm in ("grpo", "ppo") else ()
     update = update_of(engine, values, given.words(), notes, assumed, ask)
+    if model and is_core and f"{CORE}mtp_num_layers" in given:
+        update, left = with_predictions(update, model, given.get(f"{CORE}mtp_num_layers"))
+        unread = {} if left is None else {f"{CORE}mtp_num_layers": left}
+        update = replace(update, words=update.words + ReadWords(unread=unread))
     generates = algorithm == "grpo" and any(key.startswith(("grpo.", f"{_POLICY}generation.")) for key in given)
     if not longest or not generates:
         return update
@@ -267,8 +272,6 @@ def _core(given: Options, model: str | None) -> Imported:
         given.values_.pop(f"{CORE}moe_token_dispatcher_type", None)
     if is_off(given.get(f"{CORE}optimizer.optimizer_cpu_offload")):
         given.values_.pop(f"{CORE}optimizer.optimizer_offload_fraction", None)
-    if is_off(given.get(f"{CORE}mtp_num_layers")):
-        given.values_.pop(f"{CORE}mtp_num_layers", None)
     half = choice(given, f"{_POLICY}precision", DTYPES, "bf16")
     usual |= {"bf16": half == "bf16", "fp16": half == "fp16"}
     known = {*given.used, *BETWEEN, f"{CORE}model_overrides"}

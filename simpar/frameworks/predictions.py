@@ -23,7 +23,10 @@ def with_predictions(imported: Imported, model: str, told: Any) -> tuple[Importe
     if not changed:
         return _without_predictions(imported, model, asked), asked or "no layers"
     plan = imported.plan.model_copy(update={"model": None})
-    notes = (*imported.notes, f"{model} with {number_of(asked, 'layer')} that predict further tokens.")
+    notes = (
+        *imported.notes,
+        f"{model} with {number_of(asked, 'layer')} that {'predicts' if asked == 1 else 'predict'} further tokens.",
+    )
     return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), None
 
 

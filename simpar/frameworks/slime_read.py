@@ -12,6 +12,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments, flags_of
+from simpar.frameworks.megatron_model import FURTHER_LAYERS, further_layers
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
@@ -25,6 +26,7 @@ from simpar.frameworks.policy_update import (
     samples_of_micro_batch,
     update_of,
 )
+from simpar.frameworks.predictions import with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.rollout_side import side_of
 from simpar.frameworks.shell_words import UNKNOWN
@@ -76,11 +78,13 @@ def read(text: str, name: str) -> Imported:
                         f"{inside}, the ranks of a replica")  # fmt: skip
     batch = _batch(given)
     shape, assumed = _lengths(given, engine, batch * inside // ranks if batch and ranks else batch)
+    gathers = given.has("--allgather-cp")
     training = {"seq_len": shape.pop("seq_len", None), "global_batch": batch}
     values: dict[str, Any] = {
         "model": model,
         "dp": ranks // inside if ranks else None,
         **shape,
+        **({"cp_method": "all_gather", "cp_balance": "contiguous"} if gathers and engine.plan.mesh.cp > 1 else {}),
         "training": {key: size for key, size in training.items() if size} or None,
     }
     if given.has("--colocate") and not given.has("--no-offload-rollout"):
@@ -91,6 +95,10 @@ def read(text: str, name: str) -> Imported:
     result = update_of(replace(engine, words=ReadWords()), values, told, notes, assumed, ask)
     fills = given.has("--use-dynamic-batch-size")
     result = replace(result, config=engine.config, written_as="" if fills else None)
+    if model and not engine.plan.model:  # which is known by its name alone
+        result, left = with_predictions(result, model, further_layers(given))
+        unread = {} if left is None else {FURTHER_LAYERS: left}
+        result = replace(result, words=result.words + ReadWords(unread=unread))
     return result if is_sft else ImportedStep.of(result, side_of(lambda: rollout(given), given.used))
 
 
@@ -147,7 +155,6 @@ READER = Reader(
     | WordTable(
         idle=IDLE,
         deciding={
-            "allgather_cp": "how keys reach the ranks of a sequence: time and memory",
             "use_gated_attention": "a gate of attention's output: time and memory",
             "post_*_layernorm": "norms behind attention and MLP: time and memory",
             "sglang_mem_fraction_static": ROLLOUT,

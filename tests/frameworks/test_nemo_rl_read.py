@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
+from simpar.frameworks.megatron_model import predictions_in
 from simpar.frameworks.recipes import nest_names
 from simpar.preflight.given import given_words
 
@@ -103,3 +106,22 @@ def test_bad_input(text, name, told):
     """One line with the option and what is allowed."""
     with pytest.raises(UserError, match=told):
         read(text, name, "nemo-rl")
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "predicted", "decides"),
+    [
+        ("zai-org/GLM-5", 0, 0, False),
+        ("zai-org/GLM-5", 1, 1, False),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 2, 2, False),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 5, 2, True),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 0, 2, True),
+    ],
+)
+def test_layers_that_predict_further_tokens(model, layers, predicted, decides):
+    """As many as the config says on Megatron-Core; a number that a family cannot have here decides."""
+    changes = {**CORE, f"{M}.mtp_num_layers": layers, "policy.model_name": model}
+    found = read(json.dumps(nest_names({**BASE, **changes})), "grpo.yaml", "nemo-rl")
+    graph = read_config(found.config) if found.config else load_model(found.plan.model)
+    told = load_reader("nemo-rl").words.sort(found.words.used, found.words.unread)
+    assert (predictions_in(graph), f"{M}.mtp_num_layers" in told.deciding) == (predicted, decides)

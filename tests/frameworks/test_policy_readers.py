@@ -2,8 +2,11 @@
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
+from simpar.frameworks.megatron_model import predictions_in
 from simpar.preflight.given import given_words
 from simpar.preflight.launcher import launch_of
 
@@ -124,3 +127,27 @@ def test_bad_input(target, command, told):
     """One line with the option and what is allowed."""
     with pytest.raises(UserError, match=told):
         read(command, "train.sh", target)
+
+
+DSA = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-batch-size 32 --global-batch-size 256 "
+    "--rollout-max-response-len 8192 --hf-checkpoint /models/GLM-5"
+)
+
+
+@pytest.mark.parametrize(("words", "predicted"), [("", 0), ("--mtp-num-layers 1", 1), ("--mtp-num-layers 0", 0)])
+def test_layers_that_slime_predicts_with_are_those_it_is_told(words, predicted):
+    """Megatron-LM has none by default, whatever the released model has."""
+    found = read(f"{DSA} {words}", "train.sh", "slime")
+    graph = read_config(found.config) if found.config else load_model(found.plan.model)
+    assert (len(graph.layers), predictions_in(graph)) == (78 + predicted, predicted)
+
+
+def test_keys_that_slime_gathers():
+    """Which only attention that chooses keys does there; without context parallelism the flag has no effect."""
+    for ranks, method in ((2, ("all_gather", "contiguous")), (1, (None, None))):
+        found = read(f"{DSA} --allgather-cp --context-parallel-size {ranks}", "train.sh", "slime")
+        plan = found.plan.context_parallel
+        assert (plan.cp_method, plan.cp_balance) == method
+        told = load_reader("slime").words.sort(found.words.used, found.words.unread)
+        assert (told.deciding, told.unknown) == ({}, ())
