@@ -86,13 +86,54 @@ def has_trainer(text: str) -> bool:
     return called and not any(parser in text for parser in PARSERS)
 
 
-def code_of_notebook(text: str, name: str) -> str:
-    """The code of a notebook, cell by cell, without lines for the shell. Raises UserError."""
+def _cells(text: str, name: str) -> list[str]:
+    """The code of each cell of a notebook. Raises UserError."""
     try:
         cells = json.loads(text)["cells"]
-        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{name}: no notebook: allowed: JSON with cells") from None
+
+
+_FOR_SHELL = re.compile(r"%%(bash|sh|shell|script bash)\b")
+_ENVIRONMENT = re.compile(r"""\s*(?:%env\s+(\w+)[=\s]\s*|os\.environ\[["'](\w+)["']\]\s*=\s*)["']?([^"']*)["']?\s*$""")
+"""A variable that a cell sets for the shell."""
+
+
+def shell_of_notebook(text: str, name: str) -> str:
+    """What the cells of a notebook give to a shell: lines behind ``!``, cells of bash, files that are written.
+
+    Raises UserError.
+    """
+    result: list[str] = []
+    for source in _cells(text, name):
+        first, _, rest = source.lstrip().partition("\n")
+        if _FOR_SHELL.match(first):
+            result.append(rest)
+        elif first.startswith("%%writefile"):
+            result.append(f"cat > {first.split()[-1]} <<'END_OF_CELL'\n{rest.rstrip()}\nEND_OF_CELL")
+        else:
+            result += _shell_lines(source)
+    return "\n".join(result) + "\n" if result else ""
+
+
+def _shell_lines(source: str) -> Iterator[str]:
+    """The lines of a cell that a shell gets, and variables that are set for it."""
+    goes_on = False
+    for line in source.splitlines():
+        own = line.lstrip()
+        if goes_on or own.startswith("!"):
+            yield line if goes_on else own[1:]
+            goes_on = line.rstrip().endswith("\\")
+        elif match := _ENVIRONMENT.match(line):
+            yield f"export {match[1] or match[2]}='{match[3].strip()}'"
+        elif own.startswith("%cd "):
+            yield own[1:]
+
+
+def code_of_notebook(text: str, name: str) -> str:
+    """The code of a notebook, cell by cell, without lines for the shell. Raises UserError."""
+    sources = _cells(text, name)
     lines = (line for source in sources if not source.lstrip().startswith("%%") for line in source.splitlines())
     return "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines) + "\n"
 

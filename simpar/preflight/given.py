@@ -21,7 +21,7 @@ from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
-from simpar.frameworks.script_code import has_trainer
+from simpar.frameworks.script_code import code_of_notebook, has_trainer, shell_of_notebook
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
@@ -47,7 +47,10 @@ SCRIPT = "a script that is not read: the batch, what is recomputed, the dtype of
 STDIN = "standard input"
 LOG = "megatron-log"
 """The reader of lists of arguments in logs."""
-OF_LOOPS = re.compile(r"^\s*(from|import) ((pytorch_)?lightning|transformers|trl|accelerate|peft)\b", re.MULTILINE)
+OF_LOOPS = re.compile(
+    r"^\s*(from|import) ((pytorch_)?lightning|transformers|trl|accelerate|peft|sagemaker|modal|ray|azure)\b",
+    re.MULTILINE,
+)
 """What scripts import that train in their own code."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*#]|\bgetopts\b")
 """An argument of a script."""
@@ -207,6 +210,9 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         return _config(text, source, LOG, None, LaunchCommand(LOG, ranks=ranks))
     if suffix in (".yaml", ".yml") and target is None and (started := manifest_of(text, source)) is not None:
         return _of_manifest(started, source)
+    if suffix == ".ipynb" and target is None and "Trainer(" not in code_of_notebook(text, source):
+        result = _given_text(shell_of_notebook(text, source), source, None, "", before)
+        return replace(result, text=replace(result.text, syntax=None))
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         try:
@@ -267,6 +273,9 @@ def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
     told = launch.ranks is not None or (launch.is_single and not (launch.nodes or launch.per_node))
     if not told:
         launch = replace(launch, nodes=launch.nodes or started.nodes, per_node=launch.per_node or started.devices)
+    if (launch.nodes or 0) < (started.nodes or 1) and not launch.is_single and launch.ranks is None:
+        why = f"the launcher is not told them: on each of {started.nodes} it may start a job of its own"
+        launch = replace(launch, gaps={**launch.gaps, "nodes": why})
     return replace(result, text=replace(result.text, syntax=None), launch=launch)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simpar.errors import UserError
-from simpar.frameworks.script_code import arguments_of_code, code_of_notebook, has_trainer
+from simpar.frameworks.script_code import arguments_of_code, code_of_notebook, has_trainer, shell_of_notebook
 
 
 def values(*lines):
@@ -110,3 +110,19 @@ def test_what_is_no_python(text):
     """In one line, with the number of the line where there is one."""
     with pytest.raises(UserError, match=r"train\.py(:\d+)?: not Python"):
         arguments_of_code(text, "train.py")
+
+
+def test_what_a_notebook_gives_to_a_shell():
+    """Lines that go on, cells of bash, files that it writes, and variables; nothing of its Python."""
+    cells = [
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n%env A=b\n%cd x\nprint(1)",
+        "!python train.py \\\n    --lr 1\nx = 2",
+        "%%bash\nls",
+        "%%writefile c.yaml\na: 1",
+    ]
+    text = json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in cells]})
+    assert shell_of_notebook(text, "a.ipynb").splitlines() == [
+        "export CUDA_VISIBLE_DEVICES='0,1'", "export A='b'", "cd x", "python train.py \\", "    --lr 1", "ls",
+        "cat > c.yaml <<'END_OF_CELL'", "a: 1", "END_OF_CELL",
+    ]  # fmt: skip
+    assert shell_of_notebook('{"cells": []}', "a.ipynb") == ""

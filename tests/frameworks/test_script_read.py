@@ -91,3 +91,23 @@ def test_files(tmp_path):
     (tmp_path / "parsed.py").write_text(f"parser = HfArgumentParser(SFTConfig)\n{SFT}")
     with pytest.raises(UserError):
         given_file(str(tmp_path / "parsed.py"))
+
+
+def test_a_notebook_that_starts_a_command(tmp_path):
+    """Its file of arguments is written by a cell; devices are those of the command."""
+    config = (
+        "stage: sft\ndo_train: true\nmodel_name_or_path: meta-llama/Meta-Llama-3-8B\nfinetuning_type: lora\n"
+        "dataset: x\ncutoff_len: 1024\nper_device_train_batch_size: 2\nfp16: true\noutput_dir: o\n"
+    )
+    cells = [
+        f"%%writefile sft.yaml\n{config}",
+        "!pip install x\n!CUDA_VISIBLE_DEVICES=0 llamafactory-cli train sft.yaml",
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in cells]}))
+    given = given_file(str(path))
+    assert (given.text.target, given.text.syntax, given.launch.world_size) == ("llama-factory", None, 1)
+    assert (given.found.plan.micro_batch, given.found.plan.tuning.lora_rank) == (2, 8)
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": "trainer = GRPOTrainer(model='a/b')"}]}))
+    with pytest.raises(UserError, match="GRPO"):
+        given_file(str(path))

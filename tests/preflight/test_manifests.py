@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from simpar.errors import UserError
 from simpar.preflight.given import given_words
 from simpar.preflight.manifests import manifest_of
+from simpar.verbs import check
 
 TRAIN = "train.py --model_name_or_path $MODEL --bf16 --per_device_train_batch_size 1 --fsdp full_shard"
 SKYPILOT = f"""
@@ -334,3 +336,17 @@ def test_a_service_in_words_of_one_line(tmp_path: Path) -> None:
     )
     result = given_words([str(path)])
     assert (result.text.target, result.found.plan.micro_batch, result.launch.world_size) == ("axolotl", 3, 1)
+
+
+def test_a_launcher_that_is_not_told_the_nodes_of_its_job(tmp_path):
+    """Each of them may start a job of its own: not answered as one for all, nor in silence for one."""
+    command = "torchrun --nproc_per_node 4 {} train.py --model_name_or_path gpt2 --per_device_train_batch_size 1"
+    for told, decides in (("", True), ("--nnodes 2", False)):
+        job = {
+            "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
+            "command": f"{command.format(told)} --max_length 512 --bf16 --output_dir o", "code": "src",
+            "environment": "azureml:x@latest", "compute": "azureml:gpu", "resources": {"instance_count": 2},
+        }  # fmt: skip
+        path = tmp_path / "job.yml"
+        path.write_text(yaml.safe_dump(job))
+        assert ("nodes" in check(str(path), hardware="dgx-h100").account.deciding) is decides
