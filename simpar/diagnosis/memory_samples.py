@@ -15,7 +15,7 @@ from pathlib import Path
 
 from simpar.diagnosis.log_run import CUT, USED, WARM_UP, LogRun
 from simpar.errors import UserError
-from simpar.units import GIB, MIB
+from simpar.units import GIB, MIB, TIB
 
 SMI, DCGM, ROCM, GPUSTAT, AMD = MONITORS = "nvidia-smi", "DCGM", "rocm-smi", "gpustat", "amd-smi"
 _SECTIONS = {
@@ -45,6 +45,8 @@ _OF_LINE = (
 """Lines that say the memory of devices, and the unit."""
 _TITLES, _OTHERS = ("#", "ID"), ("|", "[", "{", "VRAM", "DCGM", "memory.used")
 """How lines of titles begin, and what only other lines than rows of a table have."""
+MOST_USED = 100 * TIB
+"""More bytes than any device has."""
 SKIPPED = 200
 BATCH = 20_000
 """Rows that are passed over before the first sample, and that are read at once, where nothing else is among them."""
@@ -124,13 +126,15 @@ def begins_samples(line: str) -> bool:
 class _Most:
     """How many samples there are, and the most of them, in bytes."""
 
-    def __init__(self) -> None:
-        self.count, self.most_bytes = 0, 0.0
+    def __init__(self, path: str) -> None:
+        self.path, self.count, self.most_bytes = path, 0, 0.0
 
     def add(self, *used_bytes: float, count: int | None = None) -> None:
-        """Further samples; ``count``, where only those that differ are handed in."""
+        """Further samples; ``count``, where only those that differ are handed in. Raises UserError: too much."""
         self.count += len(used_bytes) if count is None else count
         self.most_bytes = max((self.most_bytes, *used_bytes))
+        if self.most_bytes > MOST_USED:
+            raise UserError(f"{self.path}: a sample of {self.most_bytes:.3g} bytes: no device has so much memory")
 
     def run(self, path: str, name: str, notes: tuple[str, ...]) -> LogRun:
         """The run of the samples, as of a log with one at every step."""
@@ -156,7 +160,7 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
 
     Raises UserError for a damaged line, and for samples without titles.
     """
-    samples, table, slow = _Most(), None, 0
+    samples, table, slow = _Most(str(path)), None, 0
     name, section, untitled, notes = "", "", 0, tuple[str, ...]()
     number, rows = _skip(iter(lines), most)
     while (line := next(rows, None)) is not None:

@@ -190,3 +190,15 @@ def test_many_rows_are_read_at_once(tmp_path):
     path.write_text(CSV.splitlines(keepends=True)[0] + "".join(rows))
     with pytest.raises(UserError, match=rf"memory\.csv:{2 * BATCH + 11}: not a sample of nvidia-smi"):
         read_log(path)
+
+
+@pytest.mark.parametrize("most", ["9" * 30, "9" * 400, "1e999"])
+@pytest.mark.parametrize("text", [CSV, TABLE, DMON, EXPORTER, AMD_JSON])
+def test_more_memory_than_a_device_has(tmp_path, text, most):
+    """In one line; it was written as an infinite number, which is no JSON."""
+    if most == "1e999" and text is not EXPORTER:
+        most = "9" * 50  # only Prometheus writes exponents
+    path = tmp_path / "memory.txt"
+    path.write_text(text.format(most=most))
+    with pytest.raises(UserError, match=r"memory\.txt: a sample of \S+ bytes: no device has so much memory"):
+        explain(path)
