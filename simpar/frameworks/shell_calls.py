@@ -24,8 +24,14 @@ WRAPPERS = (
 """Commands that start another command."""
 PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
-TYPES = ("tmux", "sky")
-"""Programs that take a text for a shell as one of their words (``tmux new-session -d "..."``, ``sky launch "..."``)."""
+TYPES = ("tmux", "sky", "ssh", "pdsh", "clush", "pssh", "parallel-ssh")
+"""Programs that take a text for a shell as one of their words (``tmux new-session -d "..."``, ``ssh node1 "..."``)."""
+FLAG_OF_TEXT = {
+    **dict.fromkeys(JOBS, "--wrap"),
+    **dict.fromkeys(("su", "runuser", "script"), "-c"),
+    "gcloud": "--command",
+}
+"""Flags of other programs whose value is such a text."""
 BEFORE_VARIABLES = ("env", "time", "sudo")
 """Commands behind which variables are set for what they start."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
@@ -190,7 +196,7 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         before = [each for each in words[:at] if each not in PLAIN]
         if name in SHELLS:
             return _of_shell(words, at, before)
-        flag = "--wrap" if name in JOBS else "--command" if name in XPK and "workload" in words else ""
+        flag = "--command" if name in XPK and "workload" in words else FLAG_OF_TEXT.get(name, "")
         if name == "bcprun":
             return _of_bcprun(words[at:])
         if at == 0 and name in TYPES:

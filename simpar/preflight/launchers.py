@@ -109,7 +109,14 @@ IDLE = (
     "--chdir", "--join", "--cluster-time-out", "--bind-core", "--allow-run-as-root", "--bind-to", "--map-by", "--mca",
     "--report-bindings", "--oversubscribe", "--tag-output", "--host", "--hosts", "--depth", "--cc",
     "--force-multi", "--no-ssh*", "--no-local-rank", "--enable-each-rank-log", "--save-pid", "--bind-cores*",
-    "--launcher-args", "--venv-script",
+    "--launcher-args", "--venv-script", "--use-env",
+    # of containers, environments and profilers before them
+    "--rm", "--nv", "--rocm", "--shm-size", "--ipc", "--ulimit", "--network", "--workdir", "--privileged", "--cap-add",
+    "--security-opt", "--cleanenv", "--fakeroot", "--writable-tmpfs", "--containall", "--no-home", "--pwd",
+    "--no-capture-output", "--live-stream", "--capture-range*", "--cuda-memory-usage", "--cudabacktrace",
+    "--force-overwrite", "--trace*", "--python-sampling*", "--python-backtrace", "--gpu-metrics-*", "--sample",
+    "--stats", "--bind", "--accel-bind", "--gpu-bind", "--overlap", "--display-*", "--rank-by", "--use-hwthread-cpus",
+    "--nooversubscribe", "--timestamp-output", "--output-filename", "--worker", "--zone", "--project",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 FILLS, FILLED = ("oumi", "distributed"), ("SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE")

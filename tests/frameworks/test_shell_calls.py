@@ -170,3 +170,17 @@ def test_the_launcher_of_ngc():
 def test_arithmetic_that_begins_with_a_parenthesis(value, words):
     """Also as the value in place of one that is unset."""
     assert commands(f"X=8\nrun {value}\n") == [["run", *words]]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "ssh -p 22 user@node1 '{}'", "pdsh -w node[1-2] '{}'", "clush -w a,b '{}'", "su - user -c '{}'",
+        "script -q -c '{}' log.txt", "gcloud compute tpus tpu-vm ssh x --zone z --worker=all --command='{}'",
+        "for i in 0 1; do ssh node$i \"{}\" & done; wait",
+    ],
+)  # fmt: skip
+def test_texts_for_other_machines_and_users_are_read(start):
+    """Each starts what it is told in a shell; nodes are those of the launcher in the text."""
+    launch = launch_of(start.format("cd /x && torchrun --nnodes 2 --nproc_per_node 8 train.py --a 1"), "x.sh")
+    assert (launch.nodes, launch.per_node, launch.words[-2:]) == (2, 8, ("--a", "1"))

@@ -114,3 +114,20 @@ def test_towers_that_are_left_out_decide(capsys, tmp_path):
         said = capsys.readouterr().out
         left_out = "text only: vision_config is of no family that is known with it"
         assert (left_out in said, "NOT SURE: words of the text decide" in said) == (code == 3,) * 2
+
+
+@pytest.mark.usefixtures("no_neighbours")
+@pytest.mark.parametrize(
+    "before",
+    [
+        "docker run --rm --gpus all --ipc=host --shm-size 16g --network host --ulimit memlock=-1 image bash -c '{}'",
+        "srun -N 1 --overlap --accel-bind=g apptainer exec --nv --bind /a:/b --pwd /x image.sif {}",
+        "nsys profile -o x --capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda --sample=none {}",
+        "conda run -n e --no-capture-output {}",
+    ],
+)
+def test_flags_of_containers_and_profilers_decide_nothing(before, tmp_path, capsys):
+    """They are known, so that the verdict is as sure as that of the launch inside."""
+    (tmp_path / "run.sh").write_text(before.format(COMMAND) + "\n")
+    code, found = checked(capsys, *HARDWARE, str(tmp_path / "run.sh"))
+    assert (code, found["words"]["unknown"], found["words"]["not_modelled"]) == (0, [], {})
