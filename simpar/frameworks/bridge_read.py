@@ -46,7 +46,7 @@ MOVED = (
     ("comm_overlap.overlap_param_gather_with", "model.overlap_param_gather_with"),
     ("comm_overlap.overlap_param_gather", "ddp.overlap_param_gather"),
     ("comm_overlap.bucket_size", "ddp.bucket_size"), ("comm_overlap.", "model."),
-    ("trainer.plugins", "mixed_precision"),
+    ("trainer.plugins", "mixed_precision"), ("optim.config.", "optimizer."),
 )  # fmt: skip
 """Fields that NeMo 2 has in another place than Bridge; Bridge's overlap fields override those of its model."""
 COMMON = {
@@ -115,6 +115,8 @@ STACK = "nemo"
 """What recipes run on: Megatron-Core as NeMo's containers have it."""
 OFFLOADED = "optimizer_offload_fraction"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+TRAINS = ("", "fn", "llm.pretrain", "llm.finetune", "pretrain", "finetune")
+"""What a recipe that is read in full is called: a config, or a function of NeMo 2 that trains."""
 OF_ALL = "COMMON_RECIPE_ENV_VARS"
 """Variables of every plain recipe's processes, segments that expand among them (``recipes/utils``)."""
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -147,13 +149,11 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     ``changes`` are the fields that a command set over it.
     """
     said_notes = [*remarks]
-    stated = (pair for pair in config.flat() if pair[1] is not None or not pair[0].startswith(OVER))
-    listed = sorted(stated, key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
-    fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
+    fields = _fields(config)
     untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
         fields = COMMON | fields
-    elif config.called not in ("", "fn") and not config.called.endswith("ConfigContainer"):
+    elif config.called not in TRAINS and not config.called.endswith("ConfigContainer"):
         fields = OF_RECIPES | fields
         untold = {flag for flag, wanted in SWITCHES.items() if not set(wanted) & set(fields)}
         said_notes.append(
@@ -224,6 +224,21 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     if plan.tuning.lora_rank and imported.expert_balance == "loss":
         imported = replace(imported, expert_balance="tuned")
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _fields(config: ConfigCall) -> dict[str, Any]:
+    """What a recipe says, by Bridge's fields."""
+    trainer = config.fields.get("trainer")
+    plugins = trainer.fields.get("plugins") if isinstance(trainer, ConfigCall) else None
+    if isinstance(trainer, ConfigCall) and isinstance(plugins, list) and len(plugins) == 1:
+        trainer.fields["plugins"] = plugins[0]
+    stated = (pair for pair in config.flat() if pair[1] is not None or not pair[0].startswith(OVER))
+    listed = sorted(stated, key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
+    fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
+    sharded = fields.get("optimizer.use_distributed_optimizer")
+    if sharded is not None and "trainer" in config.fields:
+        fields["ddp.use_distributed_optimizer"] = sharded  # NeMo's strategy takes that of the optimizer
+    return fields
 
 
 def _words(imported: Imported, given: ConfigReader, others: Mapping[str, Any], own: Collection[str]) -> ReadWords:

@@ -469,7 +469,8 @@ class Recipes:
         if name == "getattr" and len(args) > 1 and isinstance(args[0], ConfigCall):
             return args[0].fields.get(args[1], args[2] if len(args) > 2 else NOT_KNOWN)
         if name in CONFIGS and node.args:
-            return ConfigCall(ast.unparse(node.args[0]), args[1:], keywords)
+            made = self.value(node.args[0].slice, scope) if isinstance(node.args[0], ast.Subscript) else None
+            return ConfigCall(made if isinstance(made, str) else ast.unparse(node.args[0]), args[1:], keywords)
         if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], ConfigCall):
             return ConfigCall(args[0].called, args[0].args, args[0].fields | keywords)
         if isinstance(node.func, ast.Attribute) and isinstance(inner := self.value(node.func.value, scope), ConfigCall):

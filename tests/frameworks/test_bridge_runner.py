@@ -2,6 +2,7 @@
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
 
 RECIPE = """
@@ -94,3 +95,52 @@ def test_a_precision_that_is_made_is_taken_as_it_is():
              "cfg.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)"]  # fmt: skip
     numerics = account(lines)[0].numerics
     assert (numerics.precision, numerics.grad_dtype) == ("mxfp8", "bf16")
+
+
+NEMO = """
+from nemo.collections.llm.peft import PEFT_STR2CLS
+def recipe(peft_scheme="lora"):
+    recipe = run.Partial(llm.finetune,
+        model=run.Config(LlamaModel, config=run.Config(Llama3Config8B)),
+        trainer=run.Config(nl.Trainer,
+            strategy=run.Config(nl.MegatronStrategy, tensor_model_parallel_size=2, gradient_as_bucket_view=True),
+            plugins=[run.Config(MegatronMixedPrecision, precision="bf16-mixed", fp8_amax_history_len=1)]),
+        data=run.Config(SquadDataModule, seq_length=2048, global_batch_size=128, micro_batch_size=1,
+            tokenizer=run.Config(AutoTokenizer, pretrained_model_name="a/b")))
+    if peft_scheme.lower() in ["lora", "dora"]:
+        recipe.peft = run.Config(PEFT_STR2CLS[peft_scheme.lower()])
+        recipe.peft.dim = 8
+    return recipe
+"""
+
+
+def test_a_recipe_of_nemo_in_its_checkout() -> None:
+    """Adapters by the name of their class, a list of one plugin, and words without effect."""
+    found = read(NEMO, "recipe.py", "nemo-run")
+    plan = found.plan
+    assert (plan.model, plan.mesh.tp, plan.tuning.lora_rank, plan.numerics.precision) == ("llama-3-8b", 2, 8, "bf16")
+    told = load_reader("nemo-run").words.sort(found.words.used, found.words.unread)
+    assert (told.deciding, told.unknown) == ({}, ())
+
+
+@pytest.mark.parametrize(("sharded", "zero"), [(True, 1), (False, 0)])
+def test_an_optimizer_of_nemo_says_whether_it_is_sharded(sharded: bool, zero: int) -> None:
+    """The strategy gives the replicas what the optimizer's config says (megatron_strategy.py)."""
+    config = f'run.Config(OptimizerConfig, optimizer="adam", lr=1e-4, use_distributed_optimizer={sharded})'
+    optim = f"recipe.optim = run.Config(nl.MegatronOptimizerModule, config={config})"
+    ddp = f"recipe.trainer.strategy.ddp = run.Config(DDPConfig, use_distributed_optimizer={not sharded})"
+    text = NEMO.replace("    return recipe", f"    {optim}\n    {ddp}\n    return recipe")
+    assert read(text, "recipe.py", "nemo-run").plan.data_parallel.zero == zero
+
+
+def test_a_list_of_several_plugins_is_refused() -> None:
+    """Which of them is the precision is not guessed."""
+    text = NEMO.replace("plugins=[", "plugins=[run.Config(Other), ")
+    with pytest.raises(UserError, match=r"recipe\.py.*mixed_precision"):
+        read(text, "recipe.py", "nemo-run")
+
+
+def test_adapters_by_another_name_are_refused() -> None:
+    """DoRA is no LoRA."""
+    with pytest.raises(UserError, match=r"peft = dora: allowed: LoRA"):
+        read(NEMO.replace('peft_scheme="lora"', 'peft_scheme="dora"'), "recipe.py", "nemo-run")
