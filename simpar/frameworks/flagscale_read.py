@@ -28,8 +28,10 @@ SCRIPT, PLACE, FILE = "run.py", ("--config-path",), ("--config-name",)
 WORDS = MEGATRON_WORDS | WordTable(
     idle=("no_shared_fs", "tokenizer_path", "special_tokens*", "apply_sft*", "config_file", "save_*",
           "norm_init_weight", "rampup_save*", "no_position_embedding",
-          "multiple_of", "hidden_dim_multiplier", "log_*", "enable_dataset*"),
-    deciding={ENTRY: "which script trains is in the experiment, which is not here: layers of another kind"},
+          "multiple_of", "hidden_dim_multiplier", "log_*", "enable_dataset*", "legacy_tokenizer"),
+    deciding={"use_dualpipev": "another schedule of the pipeline: time and memory",
+              "moe_fb_overlap": "experts' exchange beside computation: time",
+              ENTRY: "which script trains is in the experiment, which is not here: layers of another kind"},
 )  # fmt: skip
 _REFERENCE = re.compile(r"\$\{experiment\.([\w.]+)\}")
 

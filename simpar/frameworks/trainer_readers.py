@@ -25,6 +25,8 @@ BESIDE = (
 )  # fmt: skip
 """Arguments of its scripts that tell beside the name of a model."""
 NAMES = ("model_name_or_path", "base_model", "model_name", "model_id")
+OF_MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""Arguments of Megatron-LM and its forks, whose scripts may have a trainer's name (``finetune.py``)."""
 OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "max_length",
           "dataset_mixer", "dataset_mixture", "dataset_name")  # fmt: skip
 OF_OTHERS = ("max_length", "dataset_name")
@@ -401,6 +403,8 @@ def _is_unsloth(command: TrainerCommand) -> bool:
 def _is_trainers(command: TrainerCommand) -> bool:
     flags = set(command.flags)
     if "swift" in command.script or "megatron" in command.script.lower() or _only_uses(command):
+        return False
+    if any(key in flags for key in OF_MEGATRON) and not any(key in flags for key in NAMES):
         return False
     is_known = PurePath(command.script).name in SCRIPTS or any(key in flags for key in BESIDE)
     return any(key in flags for key in TELLING) or (any(key in flags for key in NAMES) and is_known)

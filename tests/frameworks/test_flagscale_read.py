@@ -72,6 +72,24 @@ def test_a_training_alone_has_what_an_experiment_would_say_open():
     assert set(load_reader("flagscale").words.sort((), result.words.unread).deciding) == {"experiment.task.entrypoint"}
 
 
+def test_words_of_its_own():
+    """Another schedule decides (deepseek_v3/conf/train/11b_a2b.yaml), how an old tokenizer is loaded does not."""
+    system = {**LLAMA_70B["system"], "use_dualpipev": True, "moe_fb_overlap": True}
+    data = {**LLAMA_70B["data"], "tokenizer": {**LLAMA_70B["data"]["tokenizer"], "legacy_tokenizer": True}}
+    result = read(yaml.safe_dump({**LLAMA_70B, "system": system, "data": data}), "x.yaml", "flagscale")
+    account = load_reader("flagscale").words.sort((), result.words.unread)
+    assert (set(account.deciding), account.unknown) == (
+        {"experiment.task.entrypoint", "use_dualpipev", "moe_fb_overlap"}, (),
+    )  # fmt: skip
+
+
+def test_a_model_of_images_is_refused():
+    """Its decoder has a text model's sizes (qwen2_5_vl/conf/train/7b.yaml)."""
+    system = {**LLAMA_70B["model"], "disable_vision_class_token": True}
+    with pytest.raises(UserError, match="disable_vision_class_token: a model of images and text: not modelled"):
+        read(yaml.safe_dump({**LLAMA_70B, "model": system}), "x.yaml", "flagscale")
+
+
 def test_a_model_that_is_not_shipped_is_built():
     """Half the layers: 40 of 0.8556 billion (attention 0.1510, MLP 0.7046), and two tables of 1.0507."""
     model = {**LLAMA_70B["model"], "num_layers": 40}
