@@ -404,7 +404,7 @@ def _is_trainers(command: TrainerCommand) -> bool:
     flags = set(command.flags)
     if "swift" in command.script or "megatron" in command.script.lower() or _only_uses(command):
         return False
-    if any(key in flags for key in OF_MEGATRON) and not any(key in flags for key in NAMES):
+    if any(key in flags for key in OF_MEGATRON) and not any(key in flags for key in (*NAMES[:2], TELLING[0])):
         return False
     is_known = PurePath(command.script).name in SCRIPTS or any(key in flags for key in BESIDE)
     return any(key in flags for key in TELLING) or (any(key in flags for key in NAMES) and is_known)

@@ -29,10 +29,7 @@ modules:
     [
         (f"torchrun {MEGATRON}", "megatron"),
         # epfLLM/Megatron-LLM 806a833, examples/finetune.sh: it was Hugging Face's Trainer, which asks for a model
-        (
-            "torchrun finetune.py --tensor_model_parallel_size 8 --micro_batch_size 1 --bf16 --model_max_length 4096",
-            "megatron",
-        ),
+        ("torchrun finetune.py --tensor_model_parallel_size 8 --model_name llama2 --learning_rate 1", "megatron"),
         (f"deepspeed {MEGATRON} --zero-stage 1 --deepspeed", "megatron-deepspeed"),
         (f"deepspeed {MEGATRON} --deepspeed-activation-checkpointing --deepspeed_config a.json", "megatron-deepspeed"),
         (f"torchrun {MEGATRON} --use-fused-rmsnorm --use-flash-attn", "mindspeed"),
