@@ -13,6 +13,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
+from simpar.frameworks.shell import NO_FILE
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_untold import UntoldValue, how_to_give
@@ -166,7 +167,9 @@ def read_arguments(text: str, source: str) -> Arguments:
     is_yaml = source.endswith((".yaml", ".yml"))
     given = _from_yaml(text, source) if is_yaml else _from_shell(text, source)
     if not any(flag in given.values for flag in TELLING):
-        raise UserError(f"{source}: no Megatron-LM arguments, such as --tensor-model-parallel-size 8")
+        missing = [note.rstrip(".") for note in given.notes if NO_FILE in note]
+        told = f"; they may be in a file that is not here: {missing[-1]}" if missing else ""
+        raise UserError(f"{source}: no Megatron-LM arguments, such as --tensor-model-parallel-size 8{told}")
     return given
 
 

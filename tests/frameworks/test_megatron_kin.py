@@ -388,3 +388,10 @@ def test_a_converted_checkpoint_names_its_model(flag):
     result = read(f"megatron sft {flag} out/Qwen2.5-7B-Instruct-mcore --max_length 512", "x", "megatron-swift")
     assert (result.plan.model, "model" in result.asks and bool(result.asks["model"])) == ("qwen2.5-7b", False)
     assert read(f"megatron sft {flag} out/Qwen2.5-7B --max_length 512", "x", "megatron-swift").asks["model"]
+
+
+def test_arguments_of_a_file_that_is_not_here():
+    """It is named: the launches of llm-jp's models since v4 have all arguments in one (params.sh)."""
+    text = "source $D/setup.sh\nsource $D/params.sh\nsrun python pretrain_gpt.py ${ALL_PARAMS[@]}\n"
+    with pytest.raises(UserError, match=r"may be in a file that is not here: train\.sh:2: \$\{D\}/params\.sh"):
+        read(text, "train.sh", "megatron")
