@@ -224,7 +224,8 @@ def _of_bcprun(words: Sequence[str]) -> Call | None:
 def _of_typed(words: Sequence[str]) -> Call | None:
     """The last word that is a text of several: what a terminal or a machine is told; None for several nodes."""
     text = next((word for word in reversed(words[1:]) if " " in word.strip()), None)
-    if text is None or any(word.startswith("--num-nodes") for word in words):
+    is_plain = any(" " not in word and _PROGRAM.fullmatch(_name(word)) for word in words[1:])  # its words, one by one
+    if text is None or is_plain or any(word.startswith("--num-nodes") for word in words):
         return None
     devices = next((["sky", *pair] for pair in pairwise(words) if pair[0] == "--gpus"), [])
     return Call(devices, "", [], text, is_text=True)

@@ -184,3 +184,10 @@ def test_texts_for_other_machines_and_users_are_read(start):
     """Each starts what it is told in a shell; nodes are those of the launcher in the text."""
     launch = launch_of(start.format("cd /x && torchrun --nnodes 2 --nproc_per_node 8 train.py --a 1"), "x.sh")
     assert (launch.nodes, launch.per_node, launch.words[-2:]) == (2, 8, ("--a", "1"))
+
+
+def test_words_behind_a_host_are_no_text():
+    """A host that only running tells, of several words (bigscience, jz/slurm/multi-node-launcher3.slurm)."""
+    text = 'H="$(hostname -s) $(scontrol show x)"\nfor h in "$H"; do ssh -q $h python -m torch.distributed.launch '
+    launch = launch_of(text + "--nnodes 2 --nproc_per_node 4 train.py --a 1; done", "x.sh")
+    assert (launch.nodes, launch.per_node, launch.words[-2:]) == (2, 4, ("--a", "1"))
