@@ -12,6 +12,7 @@ from simpar.frameworks.megatron_arguments import of_mapping, with_layers
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import ToldReader, assigned
+from simpar.frameworks.predictions import as_transformers_has_it
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.references import resolved
 from simpar.frameworks.rollout_side import shipped
@@ -176,7 +177,7 @@ def update_of(
     said = {key: value for key, value in values.items() if value is not None}
     plan, own = engine.plan.with_values(**said), engine.asks.get("model")
     told = (ask, *notes, *(note for note in engine.notes if note != own))
-    return Imported(
+    result = Imported(
         plan,
         words + engine.words,
         tuple(dict.fromkeys(filter(None, told))),
@@ -185,3 +186,4 @@ def update_of(
         expert_balance=engine.expert_balance,
         assumed=tuple(assumed),
     )
+    return as_transformers_has_it(result)

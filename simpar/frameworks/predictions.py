@@ -30,6 +30,26 @@ def with_predictions(imported: Imported, model: str, told: Any) -> tuple[Importe
     return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), None
 
 
+BY_TRANSFORMERS = frozenset(("ddp", "huggingface", "deepspeed", "verl"))
+"""Stacks whose launches train transformers' models."""
+
+
+def as_transformers_has_it(imported: Imported) -> Imported:
+    """The plan of a shipped model without layers that predict further tokens, which transformers builds of none.
+
+    It passes over their weights [transformers 5.24, models/*/modeling_*.py, ``_keys_to_ignore_on_load_unexpected``].
+    Where the model's family cannot be without them, a note says that they are counted.
+    """
+    plan = imported.plan
+    if plan.model is None or plan.stack not in BY_TRANSFORMERS or not predictions_in(load_model(plan.model)):
+        return imported
+    result, left = with_predictions(imported, plan.model, 0)
+    if left is None:
+        return result
+    note = f"{plan.model} is counted with its layers that predict further tokens, which transformers does not build."
+    return replace(imported, notes=(*imported.notes, note))
+
+
 def _without_predictions(imported: Imported, model: str, asked: Any) -> Imported:
     """The plan without layers that predict further tokens at its end, which the shipped model does not have."""
     stages = imported.plan.pipeline.layers

@@ -9,6 +9,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
+from simpar.frameworks.predictions import as_transformers_has_it
 from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import LAUNCHER, PYTHON, Imported, Sized, plan_said
@@ -169,7 +170,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     of_tower = words_of_tower(given, habits.of_towers, model, adapts="lora_rank" in adapters)
     note, of_one = "" if model else _no_model(named), "huggingface" if stack == "ddp" else ""
     shard_ranks, of_nodes = values.pop(SHARD_RANKS, None), bool(values.pop(OF_NODES, False))
-    return Imported(
+    result = Imported(
         plan_said(values),
         given.words() + sharding.words + of_tower + ReadWords((), {WORD: True} if of_experts else {}),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
@@ -179,6 +180,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
         sized=Sized(of_one, shard_ranks, _alone(command, sharding), of_nodes),
     )
+    return as_transformers_has_it(result)
 
 
 def _alone(command: TrainerCommand | None, sharding: Sharding) -> str:
@@ -202,9 +204,7 @@ def _no_model(named: str) -> str:
     return f"{named} is no shipped model, no local folder and not in the hub's local cache: give --model."
 
 
-IN_INT8 = (
-    "Products beside weights in 8 bits are timed as those of 16 bits behind a pass that widens weights (LLM.int8)."
-)
+IN_INT8 = "Products beside weights in 8 bits are timed as those of 16 behind a pass that widens weights (LLM.int8)."
 HALVES = (("bf16", "pure_bf16", "bfloat16"), ("fp16", "float16"))
 
 
