@@ -49,12 +49,12 @@ def answers(result: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, d
 
 
 def examples() -> tuple[dict[str, Any], dict[str, Any]]:
-    """A result and a search of a small shipped scenario."""
+    """A result of a small shipped scenario, and a search in which not every kind of layouts has a plan."""
     import simpar
 
-    inputs = simpar.load_scenario("gpt2-laptop").inputs()
-    result = simpar.simulate(**inputs)
-    found = simpar.search(inputs["model"], inputs["cluster"], inputs["training"], stack=inputs["stack"])
+    result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
+    training = {"seq_len": 2048, "global_batch": 16}
+    found = simpar.search("llama-3-8b", "dgx-a100-40gb", training, stack="megatron")
     return json.loads(result.to_json()), json.loads(found.to_json())
 
 
