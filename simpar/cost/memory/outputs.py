@@ -31,17 +31,22 @@ def output_notes(layout: Layout, stack: Stack, microbatches: int) -> list[str]:
 
 
 def output_terms(held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack, update_bytes: Numbers) -> tuple[Term, ...]:
-    """Terms of the logits of kept microbatches on the rank with the head, and of their joining.
-
-    Both are over when the update begins, so that joining counts as far as it needs more than ``update_bytes``.
-    """
+    """Terms of the logits of kept microbatches on the rank with the head, and of their joining (:func:`kept_terms`)."""
     if not stack.memory.kept_outputs or "vocab" not in dims:
         return ()
     vocab = dims["whole_vocab"] if stack.memory.whole_vocabulary else dims["vocab"]
-    each = dims["batch"] * dims["seq"] * vocab * activation_bytes(layout)
+    each_bytes = dims["batch"] * dims["seq"] * vocab * activation_bytes(layout)
     number = np.minimum(held.microbatches, stack.memory.kept_outputs) * held.head * np.asarray(layout.is_pipelined)
-    joined = np.maximum(2.0 * number * each - update_bytes, 0.0)
+    return kept_terms(number, each_bytes, update_bytes)
+
+
+def kept_terms(number: Numbers, each_bytes: Numbers, update_bytes: Numbers) -> tuple[Term, ...]:
+    """Terms of the logits of a ``number`` of microbatches with ``each_bytes``, and of their joining.
+
+    Both are over when the update begins, so that joining counts as far as it needs more than ``update_bytes``.
+    """
+    joined = np.maximum(2.0 * number * each_bytes - update_bytes, 0.0)
     return (
-        Term("transient", "outputs of the last stage", number * each, 1.0, PASSES),
+        Term("transient", "outputs of the last stage", number * each_bytes, 1.0, PASSES),
         Term("transient", "outputs of the last stage as they are joined", joined, 1.0, UPDATE),
     )

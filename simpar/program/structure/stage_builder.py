@@ -14,10 +14,11 @@ from math import prod
 
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import INPUT, Block, Dims, Operator, evaluate, is_row_parallel
-from simpar.cost.activations import BlockActivations, block_activations
+from simpar.cost.activations import BlockActivations, activation_bytes, block_activations
+from simpar.cost.memory.outputs import kept_terms
 from simpar.cost.memory.quantized import NarrowWeights, layout_bytes, with_quantized
 from simpar.cost.memory.static import buffer_terms, cast_term, flat_shard, is_cast, update_term, weight_terms
-from simpar.cost.memory.terms import StaticMemory, Term
+from simpar.cost.memory.terms import UPDATE, StaticMemory, Term
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.products import OperatorTime
 from simpar.cost.sharded import (
@@ -432,7 +433,19 @@ class RolesBuilder(ActionBuilder):
         cast = cast_term(job.layout, job.stack, self._cast_matrices(pipeline_rank), sharded=sharded)
         states, kept = count["states"], count["gradients"]
         update = update_term(job.layout, job.stack, shard=states, largest=states, gradients=kept)
-        return StaticMemory((*weights, *buffers, update, cast, placeholders))
+        terms = (*weights, *buffers, update, cast, placeholders)
+        return StaticMemory((*terms, *self._kept_outputs(pipeline_rank, terms)))
+
+    def _kept_outputs(self, pipeline_rank: int, others: Sequence[Term]) -> tuple[Term, ...]:
+        """Logits that the rank with the head keeps of a pipeline's microbatches, beside its other terms."""
+        job, head = self.job, self.job.graph.head
+        kept = min(job.num_microbatches, job.stack.memory.kept_outputs)
+        here = head.name in (piece.block.name for piece in self.held(pipeline_rank))
+        if not (kept and here and job.graph.has_vocabulary) or len(job.layout.stages or ()) < 2:
+            return ()
+        logits = self._views[head.name].local(head.operator("lm_head"))
+        each_bytes = float(logits.rows * logits.columns) * activation_bytes(job.layout)
+        return kept_terms(kept, each_bytes, sum(term.size_bytes for term in others if term.alive == UPDATE))
 
     def _narrow_weights(self, pipeline_rank: int) -> NarrowWeights:
         """What of these products read in 8 or 4 bits; nothing of it is frozen."""
