@@ -78,7 +78,7 @@ HUB = {  # ids on the Hugging Face hub, and parameters of their checkpoints
     "bigcode/santacoder": 1_124_886_528, "codellama/CodeLlama-70b-hf": 68_976_910_336,
     "distilgpt2": 81_912_576,
     "EleutherAI/polyglot-ko-5.8b": 5_885_059_072, "openbmb/MiniCPM-2B-sft-bf16": 2_724_880_896,
-    "tiiuae/falcon-rw-1b": 1_311_625_216, "EleutherAI/pythia-70m-deduped": 70_426_624,
+    "EleutherAI/pythia-70m-deduped": 70_426_624,
     "HuggingFaceTB/SmolLM-135M": 134_515_008, "openlm-research/open_llama_7b_v2": 6_738_415_616,
     "HuggingFaceH4/zephyr-7b-beta": 7_241_732_096, "openchat/openchat_3.5": 7_241_732_096,
     "google/gemma-1.1-7b-it": 8_537_680_896, "meta-llama/Llama-Guard-3-8B": 8_030_261_248,

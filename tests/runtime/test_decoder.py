@@ -28,20 +28,20 @@ def decoder(graph, **part):
 
 
 SMALLEST = (
-    "gpt2", "tiny-llama", "mistral-7b", "qwen1.5-0.5b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-270m", "phi-3-mini",
-    "pythia-70m", "falcon-7b", "opt-125m", "bloom-560m", "olmo-2-1b", "mpt-125m", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
-    "qwen3-30b-a3b", "tiny-mixture", "small-mixture", "moonlight-16b-a3b", "kimi-k2", "glm-4.5-air", "gpt-oss-20b",
-    "llama-4-maverick", "olmoe-1b-7b", "phi-3.5-moe", "dbrx", "grok-1", "nemotron-h-4b", "glm-4.7-flash", "gemma-2b",
-    "phi-1.5", "gpt-j-6b", "gpt-neo-125m", "olmo-1b", "starcoder-15b", "starcoder2-3b", "smollm3-3b", "internlm3-8b",
-    "glm-4-9b", "glm-4-32b", "seed-oss-36b", "exaone-4.0-32b", "stablelm-2-1.6b", "aya-expanse-8b", "granite-3.3-2b",
-    "minimax-m2", "ernie-4.5-21b-a3b", "mamba2-1.3b", "hunyuan-a13b", "ling-mini-2.0", "k-exaone-236b-a23b",
-    "dots-llm1", "olmo-3-7b", "nemotron-4-340b", "command-a-111b", "ernie-4.5-0.3b", "afm-4.5b",
-    "falcon-h1-7b", "granite-4.0-micro", "hunyuan-7b", "solar-open-100b",
+    "distilgpt2", "tiny-llama", "mistral-7b", "qwen1.5-0.5b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-270m",
+    "phi-3-mini", "pythia-70m", "falcon-7b", "opt-125m", "bloom-560m", "olmo-2-1b", "mpt-125m", "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "tiny-mixture", "small-mixture", "moonlight-16b-a3b", "kimi-k2",
+    "glm-4.5-air", "gpt-oss-20b", "llama-4-maverick", "olmoe-1b-7b", "phi-3.5-moe", "dbrx", "grok-1", "nemotron-h-4b",
+    "glm-4.7-flash", "gemma-2b", "phi-1.5", "gpt-j-6b", "gpt-neo-125m", "olmo-1b", "santacoder", "starcoder2-3b",
+    "smollm3-3b", "internlm3-8b", "chatglm3-6b", "glm-4-32b", "seed-oss-36b", "exaone-4.0-32b", "stablelm-2-1.6b",
+    "aya-expanse-8b", "granite-3.3-2b", "minimax-m2", "ernie-4.5-21b-a3b", "mamba2-1.3b", "hunyuan-a13b",
+    "ling-mini-2.0", "k-exaone-236b-a23b", "dots-llm1", "olmo-3-7b", "nemotron-4-340b", "command-a-111b",
+    "ernie-4.5-0.3b", "afm-4.5b", "falcon-h1-7b", "granite-4.0-micro", "hunyuan-7b", "solar-open-100b",
 )  # fmt: skip
 """The smallest model of each model_type that the runtime builds, named so that collecting tests reads no config."""
 IN_GATE = (
-    "gpt2", "tiny-llama", "gemma-3-270m", "pythia-70m", "bloom-560m", "olmo-2-1b", "qwen3-0.6b", "qwen1.5-moe-a2.7b",
-    "tiny-mixture", "small-mixture", "gpt-oss-20b", "nemotron-h-4b", "mamba2-1.3b",
+    "distilgpt2", "tiny-llama", "gemma-3-270m", "pythia-70m", "bloom-560m", "olmo-2-1b", "qwen3-0.6b",
+    "qwen1.5-moe-a2.7b", "tiny-mixture", "small-mixture", "gpt-oss-20b", "nemotron-h-4b", "mamba2-1.3b",
 )  # fmt: skip
 """Small ones with learnt positions, rotations, slopes, windows, norms behind, experts of every kind, latent attention,
 sinks, and state-space layers."""
