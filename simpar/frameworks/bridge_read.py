@@ -25,7 +25,14 @@ from simpar.frameworks.bridge_launch import (
 from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
-from simpar.frameworks.bridge_runner import LENGTHS, apply_changes, with_even_ends, with_length_of_data, with_overlaps
+from simpar.frameworks.bridge_runner import (
+    END_FIELDS,
+    LENGTHS,
+    apply_changes,
+    with_even_ends,
+    with_length_of_data,
+    with_overlaps,
+)
 from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
@@ -83,8 +90,7 @@ MORE = {
     "model.seq_length": "--seq-length", "model.window_size": "--window-size",
     "model.make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
     "model.hybrid_override_pattern": "--hybrid-override-pattern",
-    "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
-    "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    **{field: flag for flag, field in END_FIELDS.items()},
     "model.cuda_graph_scope": "--cuda-graph-scope", "model.attention_backend": "--attention-backend",
 }  # fmt: skip
 """Fields that correspond to arguments as well, but that exports do not write."""

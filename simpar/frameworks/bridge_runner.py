@@ -18,7 +18,7 @@ LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
 BENCHMARKS = "perf_recipes"
 """The package whose recipes keep the sequences of a rank, whatever ranks are started."""
 BATCH, LAYOUT = "train.global_batch_size", "model.pipeline_model_parallel_layout"
-ENDS = {FIRST: "model.num_layers_in_first_pipeline_stage", LAST: "model.num_layers_in_last_pipeline_stage"}
+END_FIELDS = {FIRST: "model.num_layers_in_first_pipeline_stage", LAST: "model.num_layers_in_last_pipeline_stage"}
 """Arguments of the layers of the first and the last stage, and their fields."""
 OF_MODEL = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
 OF_REPLICAS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 128 * MIB}
@@ -97,7 +97,7 @@ def with_even_ends(values: dict[str, list[str]], changes: Collection[str]) -> di
 
     Bridge's runner drops them with another number of stages (``scripts/training/recipe_runner.py``).
     """
-    ends = {flag: field for flag, field in ENDS.items() if flag in values}
+    ends = {flag: field for flag, field in END_FIELDS.items() if flag in values}
     if "--num-layers" not in values or "--pipeline-model-parallel-layout" in values:
         return values
     layers = int(values["--num-layers"][0]) - sum(int(values[flag][0]) for flag in ends)

@@ -68,9 +68,7 @@ def tree_of(text: str) -> Node:
     text = COMMENT.sub(" ", text)
     root = parser().parse(text.encode()).root_node
     if root.has_error and OFFSET.search(text):
-        text = OFFSET.sub(
-            lambda match: f"{match[1]}:$(({match[2]}))" + (f":$(({match[3]}))" if match[3] else "") + "}", text
-        )
+        text = OFFSET.sub(_worked_out, text)
         root = parser().parse(text.encode()).root_node
     if root.has_error and NESTED.search(text):
         text = NESTED.sub(r'\1"\2"}', text)
