@@ -23,6 +23,8 @@ OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 PIPED_WIDTH = 200
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which rich takes standard output for a terminal."""
+UNSEEN = {"style", "highlight"}
+"""What printing may be asked for that shows on no plain line."""
 JSON_HELP = "Write the result as JSON; - is standard output"
 
 
@@ -145,13 +147,19 @@ class _Piped:
     def _rich(self) -> Console:
         return _rich_console()
 
-    def print(self, *what: Any, soft_wrap: bool = False, **how: Any) -> None:
-        """Print something; a text is cut into lines unless ``soft_wrap``. Styles do not show."""
-        text = what[0] if len(what) == 1 else "" if not what else None
-        if isinstance(text, str) and how.keys() <= {"style", "highlight"} and _is_plain(text, soft_wrap):
+    def print(self, *what: Any, soft_wrap: bool = False, markup: bool = False, **how: Any) -> None:
+        """Print something; a text is cut into lines unless ``soft_wrap``. Styles do not show.
+
+        Tables with a ``plain`` text for this width are that text.
+        """
+        text: Any = what[0] if len(what) == 1 else "" if not what else None
+        table = text.plain(PIPED_WIDTH) if hasattr(text, "plain") and not how else None
+        if table is not None:
+            sys.stdout.write(table)
+        elif isinstance(text, str) and not markup and how.keys() <= UNSEEN and _is_plain(text, soft_wrap):
             sys.stdout.write(f"{text}\n")
         else:
-            self._rich.print(*what, soft_wrap=soft_wrap, **how)
+            self._rich.print(*what, soft_wrap=soft_wrap, markup=markup, **how)
 
     def out(self, text: str, **how: Any) -> None:
         """Print a text as it is."""

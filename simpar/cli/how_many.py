@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, json_out
+from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, json_out, working
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ def how_many_devices(
 
     ``progress`` makes the Progress of one search, which draws on a status. Raises UserError.
     """
-    from rich.console import Console
-
     from simpar.budget.answer import how_many
     from simpar.budget.nodes import Search
     from simpar.budget.terminal import print_how_many
@@ -38,7 +36,7 @@ def how_many_devices(
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: is of one number of nodes; allowed: without --objective {values['objective']}")
     wanted = Wanted.of(values["objective"], values["deadline"], values["budget"])
-    with Console(stderr=True).status("searching ...") as status:
+    with working("searching") as status:
         how = Search(values["space"], lambda: progress(status), loaded.operation)
         answer = how_many(problem, wanted, node_counts=_counts(values["over"]), search=how)
     chosen = answer.chosen

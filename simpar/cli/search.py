@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar import formats
-from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
+from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out, working
 from simpar.cli.axes import asks, is_searched, print_grid_axes, print_searched_axes
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import Infeasible, UserError
@@ -282,8 +282,6 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     """Search every combination of the values of --over."""
     from itertools import product
 
-    from rich.console import Console
-
     from simpar.planner.answer.terminal import print_grid
     from simpar.planner.sweep import Cell, sweep
 
@@ -298,7 +296,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
         flags = {**values_by_key(values, FLAGS), **{OVER[axis]: value for axis, value in at.items()}}
         cells.append(Cell(at, _problem(scenario, values, flags)[0]))
     workers, time_limit_s = _workers(values), _time_limit_s(values["time_limit"])
-    with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:
+    with working(f"0 of {len(cells)} searches") as status:
         result = sweep(
             cells,
             space=values["space"],
@@ -433,14 +431,12 @@ def _time_limit_s(text: str | None) -> float | None:
 @contextmanager
 def _with_progress(values: Mapping[str, Any]) -> Iterator[SearchProgress]:
     """A Progress that draws a line of counts on standard error, if that is a terminal."""
-    from rich.console import Console
-
     from simpar.planner.progress import TOP
 
     top = TOP if values["top"] is None else values["top"]
     if top < 1:
         raise UserError(f"--top {top}: allowed: at least 1")
-    with Console(stderr=True).status("enumerating ...") as status:
+    with working("enumerating") as status:
         yield _progress(values, top, status)
 
 

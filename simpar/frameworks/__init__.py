@@ -1,8 +1,8 @@
 """Exports: a plan as the files of another framework, and back.
 
 ``TARGETS`` lists the targets and ``READERS`` what reads launches and configs; their modules are imported when needed.
-To add a target, add a module that builds a :class:`~simpar.frameworks.target.Target`, its line here, and its table of
-option names under ``tests/frameworks/tables``. A reader is a module that builds a
+To add a target, add a module that builds a :class:`~simpar.frameworks.target.Target`, its line here, one with its
+stacks there, and its table of option names under ``tests/frameworks/tables``. A reader is a module that builds a
 :class:`~simpar.frameworks.reader.Reader`, and its line here.
 """
 
@@ -26,7 +26,7 @@ from simpar.frameworks.lines import with_line
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.rules import no_chunks_alone
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
-from simpar.frameworks.target import Imported, Target
+from simpar.frameworks.target import STACKS, Imported, Target
 from simpar.plain import check_digits, dotted
 from simpar.plan.choices import SECTIONS
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER
@@ -190,9 +190,8 @@ def owner_of(data: Mapping[str, Any]) -> str | None:
 
 def targets_of(stack: str) -> list[str]:
     """Targets whose framework belongs to a stack, or of which the stack is an earlier release that none names."""
-    targets = [(name, load_target(name)) for name in TARGETS]
-    return [name for name, target in targets if stack in target.stacks] or [
-        name for name, target in targets if any(stack in load_stack(own).earlier.values() for own in target.stacks)
+    return [name for name in TARGETS if stack in STACKS[name]] or [
+        name for name in TARGETS if any(stack in load_stack(own).earlier.values() for own in STACKS[name])
     ]
 
 

@@ -178,7 +178,6 @@ ACCELERATE = Target(
     name="accelerate",
     description="Hugging Face Accelerate: the config of accelerate launch and a script",
     version="Accelerate 1.15.0",
-    stacks=("huggingface", "fsdp"),
     losses=losses,
     options=options,
     files=files,

@@ -188,7 +188,6 @@ DEEPSPEED = Target(
     name="deepspeed",
     description="DeepSpeed: the JSON config and a script for a Hugging Face model",
     version="DeepSpeed 0.19.8",
-    stacks=("deepspeed",),
     losses=losses,
     options=options,
     files=files,

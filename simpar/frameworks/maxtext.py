@@ -176,7 +176,6 @@ MAXTEXT = Target(
     name="maxtext",
     description="MaxText: a config over its base, for TPUs and GPUs",
     version="MaxText 0.2.5 (configs/base.yml, configs/models)",
-    stacks=("maxtext",),
     losses=losses,
     options=options,
     files=files,

@@ -396,7 +396,6 @@ MEGATRON = Target(
     name="megatron",
     description="Megatron-LM pretrain_gpt.py and pretrain_hybrid.py: command-line arguments",
     version="Megatron-LM / megatron-core 0.19.2 (megatron/training/arguments.py)",
-    stacks=("megatron",),
     losses=losses,
     options=options,
     files=files,

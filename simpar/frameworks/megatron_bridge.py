@@ -249,7 +249,6 @@ MEGATRON_BRIDGE = Target(
     name="megatron-bridge",
     description="Megatron-Bridge, the launcher of NeMo: a Python module that returns the ConfigContainer",
     version="megatron-bridge 0.6.2 with megatron-core 0.19.2",
-    stacks=("megatron", "nemo", "nemo-24"),
     losses=losses,
     options=options,
     files=files,

@@ -171,7 +171,6 @@ NANOTRON = Target(
     name="nanotron",
     description="nanotron: the YAML config of run_train.py",
     version="nanotron git main (src/nanotron/config, 2025)",
-    stacks=("nanotron",),
     losses=losses,
     options=options,
     files=config_and_launchers(

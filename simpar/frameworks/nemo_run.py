@@ -152,7 +152,6 @@ NEMO_RUN = Target(
     name="nemo-run",
     description="NeMo-Run: Megatron-Bridge's recipe, and a script with executors for it",
     version="nemo-run 0.11.1 with megatron-bridge 0.6.2",
-    stacks=("megatron", "nemo", "nemo-24"),
     losses=megatron_bridge.losses,
     options=options,
     files=files,

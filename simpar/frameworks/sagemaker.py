@@ -169,7 +169,6 @@ SAGEMAKER = Target(
     name="sagemaker",
     description="Amazon SageMaker model parallelism library v2: parameters, script and job",
     version="SMP v2 (parameters as in the SageMaker AI developer guide)",
-    stacks=("fsdp", "huggingface"),
     losses=losses,
     options=options,
     files=files,

@@ -188,12 +188,33 @@ class TargetNumerics:
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
 
 
+STACKS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("simpar",),
+    "megatron": ("megatron",),
+    "megatron-bridge": ("megatron", "nemo", "nemo-24"),
+    "nemo-run": ("megatron", "nemo", "nemo-24"),
+    "torchtitan": ("torchtitan", "torchtitan-eager"),
+    "torchtitan-main": ("torchtitan", "torchtitan-eager"),
+    "torchtitan-0.2": ("torchtitan", "torchtitan-eager"),
+    "deepspeed": ("deepspeed",),
+    "accelerate": ("huggingface", "fsdp"),
+    "nanotron": ("nanotron",),
+    "sagemaker": ("fsdp", "huggingface"),
+    "maxtext": ("maxtext",),
+    "transformers": ("huggingface", "fsdp"),
+    "trl": ("huggingface", "fsdp"),
+    "axolotl": ("huggingface", "fsdp"),
+    "llama-factory": ("huggingface", "fsdp"),
+}
+"""The software stacks of every target: first its own, whose habits it has, then others that it starts; plans made for
+these keep their habits. They stand here, so that what runs a stack is known without loading every target."""
+
+
 @dataclass(frozen=True)
 class Target:
     """One framework at one version.
 
-    ``stacks`` are software stacks: first the target's own, whose habits it has, then others that it starts; plans made
-    for these keep their habits. ``losses`` yields what it cannot express, ``options`` returns its options by their own
+    ``losses`` yields what it cannot express, ``options`` returns its options by their own
     names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user should know,
     ``how`` what to do before starting it. ``features`` are those of :data:`FEATURES`. ``in_code`` maps choices that are
     no options of it, by their names or with a value behind (``memory.recompute=full``), to what scripts call for them.
@@ -202,7 +223,6 @@ class Target:
     name: str
     description: str
     version: str
-    stacks: tuple[str, ...]
     losses: Callable[[Subject], Iterable[Loss]]
     options: Callable[[Subject], Options]
     files: Callable[[Subject, Options], Mapping[str, str]]
@@ -211,6 +231,11 @@ class Target:
     features: tuple[str, ...] = ()
     numerics: TargetNumerics = TargetNumerics()
     in_code: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Its software stacks: see :data:`STACKS`."""
+        return STACKS[self.name]
 
     @property
     def stack(self) -> str:

@@ -9,7 +9,7 @@ from simpar.frameworks import rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Options
+from simpar.frameworks.target import STACKS, Options
 from simpar.layout.action_table import schedule_of
 from simpar.plan.schedules.actions import LETTERS
 
@@ -58,7 +58,7 @@ EAGER = "norm"
 """What is fused without torch.compile: torch's own kernel of norms."""
 
 
-EAGER_STACK = "torchtitan-eager"
+EAGER_STACK = STACKS["torchtitan"][1]
 
 
 def is_compiled(s: Subject) -> bool:

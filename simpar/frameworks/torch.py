@@ -192,7 +192,6 @@ TORCH = Target(
     name="torch",
     description="plain torch: a script that stands alone, with torchrun and SLURM launchers",
     version="torch 2.11 to 2.15",
-    stacks=("simpar",),
     losses=losses,
     options=options,
     files=files,

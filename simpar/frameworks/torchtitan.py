@@ -210,7 +210,6 @@ TORCHTITAN = Target(
     name="torchtitan",
     description="torchtitan: a Python module that returns the Trainer's config",
     version="torchtitan 0.3.0",
-    stacks=("torchtitan", titan.EAGER_STACK),
     losses=losses,
     options=options,
     files=files,

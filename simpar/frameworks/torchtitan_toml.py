@@ -100,7 +100,6 @@ TORCHTITAN_TOML = Target(
     name="torchtitan-0.2",
     description="torchtitan 0.2: a TOML job config",
     version="torchtitan 0.2.2",
-    stacks=("torchtitan", titan.EAGER_STACK),
     losses=losses,
     options=options,
     files=files,

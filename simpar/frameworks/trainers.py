@@ -355,7 +355,6 @@ TRANSFORMERS = Target(
     name="transformers",
     description="Hugging Face's Trainer: TrainingArguments with FSDP, and a script",
     version="transformers 5.23 (TrainingArguments)",
-    stacks=("huggingface", "fsdp"),
     losses=losses,
     options=arguments,
     files=_transformers_files,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,10 +82,35 @@ class ReportTable:
 
     def html(self) -> str:
         """As an HTML table."""
+        from html import escape
+
         head = "".join(f"<th>{escape(title)}</th>" for title in self.titles)
         lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{cells}</tr>" for cells in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def plain(self, width: int) -> str | None:
+        """As a console of a width that is no terminal writes it, without the cost of importing rich.
+
+        None where that takes more than padding: where words wrap, columns are left out, or cells have other than plain
+        characters.
+        """
+        rows = [[*row, *[""] * (len(self.columns) - len(row))] for row in self.rows]
+        if not all(_is_plain(cell) for line in (self.titles, *rows) for cell in line):
+            return None
+        lines = [self.titles, *rows] if self.header else rows
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        if not any(widths) or sum(_widths(self.titles, rows)) + _frame(False, len(widths)) > width:
+            return None
+        right = [column.justify == "right" for column in self.columns]
+        return "".join(
+            (" " * PADDING).join(
+                cell.rjust(size) if rightwards else cell.ljust(size)
+                for cell, size, rightwards in zip(line, widths, right, strict=True)
+            )
+            + "\n"
+            for line in lines
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """The table for a console; columns that are left out because it is too narrow are named below.
@@ -144,6 +168,11 @@ def print_rule(console: Console, title: str = "details") -> None:
 
 def _safe(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "-") else cell
+
+
+def _is_plain(cell: Any) -> bool:
+    """Whether a cell is written as it is: no tabs, wide characters or lines, and nothing that is cut at its end."""
+    return isinstance(cell, str) and cell.isascii() and cell.isprintable() and not cell.endswith(" ")
 
 
 def _broken(title: str, cells: Sequence[str]) -> str:

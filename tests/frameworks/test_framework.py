@@ -3,8 +3,9 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.frameworks import load_target, targets_of, unsupported
+from simpar.frameworks import TARGETS, load_target, targets_of, unsupported
 from simpar.frameworks.framework import framework_of, losses_of
+from simpar.frameworks.target import STACKS
 from simpar.layout.decide import decide
 from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import load_stack
@@ -13,6 +14,13 @@ from tests.as_stages import as_stages
 from .conftest import TRAINING, checked
 
 TARGET = Workload(load_model("llama-3-8b"), TRAINING, 8, 8)
+
+
+def test_every_target_has_its_stacks_in_the_table():
+    """Under the name that it is listed by, and its own has habits of its own."""
+    assert STACKS.keys() == TARGETS.keys()
+    assert all(load_target(name).name == name for name in TARGETS)
+    assert all(load_stack(stacks[0]).name == stacks[0] for stacks in STACKS.values())
 
 
 def test_what_a_plan_already_loses_counts_no_further():

@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from simpar.diagnosis.answer import Explanation
@@ -53,6 +55,33 @@ def test_no_cell_is_cut(width, is_terminal):
             assert (column.title in gone) != all("".join(word.split()) in flat for word in words[:1])
     for title in ("step", "against"):
         assert title in " ".join(said)
+
+
+WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.sampled_from("\t\n\u00e9\u4e2d"), max_size=12)
+
+
+@given(st.data())
+def test_plain_tables_are_those_of_rich(data):
+    """What is written without rich is what rich writes to a console that is no terminal."""
+    count, width = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([20, 60, 200]))
+    column = st.builds(
+        Column, WORDS, st.sampled_from(["left", "right"]), st.sampled_from([None, 3, 10]), st.integers(0, 1)
+    )
+    columns = data.draw(st.lists(column, min_size=count, max_size=count))
+    rows = data.draw(st.lists(st.lists(WORDS, min_size=max(1, count - 1), max_size=count).map(tuple), max_size=3))
+    table = ReportTable(columns, rows, header=data.draw(st.booleans()))
+    out = Console(width=width, file=io.StringIO(), force_terminal=False, markup=False, emoji=False, highlight=False)
+    out.print(table)
+    assert table.plain(width) in (None, out.file.getvalue())
+
+
+def test_plain_tables_are_written_where_they_fit():
+    """The tables of every day need no rich; those that have to wrap, and other characters, are left to it."""
+    assert ReportTable(COLUMNS, ROWS).plain(200).splitlines()[0].split() == [
+        "change", "step", "against", "this", "MFU", "memory",
+    ]  # fmt: skip
+    assert ReportTable(COLUMNS, ROWS).plain(60) is None
+    assert ReportTable(["step"], [("5 \u00b5s",)]).plain(200) is None
 
 
 def test_titles_break_before_columns_go():

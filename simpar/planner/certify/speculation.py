@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import field, replace
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -22,6 +20,9 @@ from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
 from simpar.workers import Pool, Workers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Place: TypeAlias = tuple[int, int]
 """A frontier (by its index) and one of its rows."""
@@ -77,6 +78,8 @@ class SpeculativeWorkers:
             result = frontier.simulate(row)
             self._alone_s += perf_counter() - began
             return result
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             pool = self._start_pool()
             self._submit_likely(pool, (place, row))
@@ -174,6 +177,8 @@ def likely(frontier: Frontier, best: float, asked: Sequence[int]) -> Iterator[tu
 
 def _done(simulated: SimulatedPlan | None) -> Future[SimulatedPlan | None]:
     """A future that already has its result."""
+    from concurrent.futures import Future
+
     future: Future[SimulatedPlan | None] = Future()
     future.set_result(simulated)
     return future
