@@ -174,16 +174,23 @@ def optimizer_time_s(num_parameters: Numbers, numerics: DecidedNumerics, kernels
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
     Per parameter, the gradient is read, normed and zeroed (3 x 4 bytes), the master weight read and written (8), the
-    low-precision copy written (2): 22 bytes. Every state is read and written: 38 bytes with AdamW. The stack's
+    low-precision copy written (2): 22 bytes; where the master weight is that copy and 16 bits more, both are read and
+    written (8). Every state is read and written: 38 bytes with AdamW. The stack's
     ``optimizer_passes`` multiplies all of it. Operation by operation, Adam reads or writes parameters, gradients,
     states and its temporaries 20 times instead of 7 [torch/optim/adam.py, ``_multi_tensor_adam``].
     """
     rule = OPTIMIZERS[numerics.optimizer]
-    moved = _WIDE * (3 + rule.gradient_passes) + 2 * _WIDE + kernels.activation_bytes
+    moved = _WIDE * (3 + rule.gradient_passes) + 2 * master_bytes(numerics) + kernels.activation_bytes
+    moved += kernels.activation_bytes * (numerics.master_dtype == "remainder")
     moved += 2.0 * moment_bytes(numerics)
     if divides_apart(numerics, stack):
         moved += UNFUSED_ACCESSES * DTYPE_BYTES[numerics.moment_dtype or "fp32"]
     return kernels.memory_time_s(num_parameters * moved * stack.launch.optimizer_passes, kernels=4)
+
+
+def master_bytes(numerics: DecidedNumerics) -> float:
+    """Bytes of a master weight: 4, or 2 as fp16 or as the bits that a parameter in bf16 lacks."""
+    return DTYPE_BYTES["fp16"] if numerics.has_narrow_masters else _WIDE
 
 
 def divides_apart(numerics: DecidedNumerics, stack: Stack) -> bool:

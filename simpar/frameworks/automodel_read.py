@@ -32,6 +32,7 @@ from simpar.frameworks.trainer_words import TORCH_UPDATE
 from simpar.frameworks.trainers import ATTENTION
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Projection
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.routing import Balance
 from simpar.plan.schedules import natural_vpp
 
@@ -242,12 +243,12 @@ def _automodel_numerics(given: ConfigReader) -> dict[str, Any]:
     computed = choice(given, "distributed.mp_policy.param_dtype", HALVES, "bf16")
     reduced = choice(given, "distributed.mp_policy.reduce_dtype", HALVES, "fp32")
     named = str(given.get("optimizer._target_", "torch.optim.AdamW"))
-    word = named.rpartition(".")[2].lower()
-    if word not in OPTIMIZERS:
+    if (word := named.rpartition(".")[2].lower()) not in OPTIMIZERS:
         raise UserError(f"{given.source}: optimizer._target_ = {named}: allowed: {', '.join(OPTIMIZERS)}")
     optimizer = OPTIMIZERS[word]
-    master = bool(given.get("optimizer.master_weights"))
+    master, offload = bool(given.get("optimizer.master_weights")), given.get("distributed.offload_policy._target_")
     low = kept == "bf16" and computed == "bf16"
+    remainders = low and master and bool(given.get("optimizer.store_param_remainders"))
     moments = {key: choice(given, f"optimizer.exp_avg{key}_dtype", HALVES) for key in ("", "_sq")}
     return {
         "precision": computed,
@@ -255,10 +256,10 @@ def _automodel_numerics(given: ConfigReader) -> dict[str, Any]:
         "parameter_dtype": "bf16" if low else None,
         "grad_dtype": "bf16" if low else None,
         "master_weights": master if low else None,
+        "master_dtype": "remainder" if remainders and optimizer == DEFAULT_OPTIMIZER and not offload else None,
         "moment_dtype": None if not low or master or "fp32" in moments.values() or optimizer == "muon" else "bf16",
         "reduce_dtype": reduced if low else None,
-        "offload_parameters": "cpu" if given.get("distributed.offload_policy._target_") else None,
-        "offload_optimizer": "cpu" if given.get("distributed.offload_policy._target_") else None,
+        **dict.fromkeys(("offload_parameters", "offload_optimizer"), "cpu" if offload else None),
     }
 
 

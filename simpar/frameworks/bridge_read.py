@@ -84,6 +84,8 @@ PERFORMANCE = {
 """Precisions of Bridge's performance recipes (``_perf_precision`` of ``perf_recipes/_common.py``); gradients are
 reduced in bf16."""
 PERFORMANCE_CALLS = ("_perf_precision", "get_precision_config")
+USUAL_RECIPE = "tensorwise"
+"""The recipe of 8 bits of a ``MixedPrecisionConfig`` that says none (``training/mixed_precision.py``)."""
 PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
 """Classes of Bridge and NeMo 2 that the functions of :data:`PRECISIONS` create, whose fields can be set."""
 MORE = {
@@ -290,7 +292,8 @@ def _unsure(given: ConfigReader) -> Iterator[str]:
 
 def _of_8_bits(given: ConfigReader, config: ConfigCall, values: Mapping[str, list[str]]) -> Iterator[str]:
     """Notes on what the named precisions of Bridge do that a plan does not say."""
-    recipe, made = "".join(values.get("--fp8-recipe", [])), _precision_in(config)
+    recipe = "".join(values["--fp8-recipe"]) if "--fp8-format" in values else ""
+    made = _precision_in(config)
     if recipe in SENT_NARROW and GATHERS["--fp8-format"] in values:
         yield "Bridge gathers weights in 8 bits: timed with 2 bytes a weight."
     if made is not None and recipe == "tensorwise" and _name_of_precision(given, made):
@@ -392,7 +395,9 @@ def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, l
         return given.get(f"mixed_precision.{field}", sets.get(field))
 
     yield from ((f"--{half}", []) for half in ("bf16", "fp16") if value(half) is True)
-    for bits, recipe in (("fp8", "delayed"), ("fp4", "nvfp4")):
+    if not value("fp8"):  # the optimizer is told a recipe all the same, by which it keeps master weights
+        yield "--fp8-recipe", [str(value("fp8_recipe") or USUAL_RECIPE)]
+    for bits, recipe in (("fp8", USUAL_RECIPE), ("fp4", "nvfp4")):
         if form := value(bits):
             yield f"--{bits}-format", [str(form)]
             yield f"--{bits}-recipe", [str(value(f"{bits}_recipe") or recipe)]

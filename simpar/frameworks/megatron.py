@@ -41,7 +41,8 @@ ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd"}
-FP8_RECIPES = {"fp8": ("hybrid", "delayed"), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
+DELAYED, NARROW = "delayed", ("fp16", "remainder")
+FP8_RECIPES = {"fp8": ("hybrid", DELAYED), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
 NUMERICS = TargetNumerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
@@ -58,6 +59,16 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
     yield from further_losses(s)
+    yield from _masters(s)
+
+
+def _masters(s: Subject) -> Iterator[Loss]:
+    """Where Megatron-Core keeps master weights itself, in fp32 (:func:`megatron_read._masters` says when)."""
+    kept, recipe = s.plan.numerics.master_dtype, FP8_RECIPES.get(s.plan.numerics.precision, ("", DELAYED))[1]
+    if kept in NARROW and s.plan.data_parallel.zero != 1:
+        yield Loss("master_dtype", kept, "the optimizer that keeps them so is a distributed one: zero 1")
+    elif kept == "remainder" and (recipe != DELAYED or weight_options(s)):
+        yield Loss("master_dtype", kept, f"beside these parameters of {s.plan.numerics.precision} they are in fp32")
 
 
 def further_losses(s: Subject) -> Iterator[Loss]:
@@ -342,6 +353,10 @@ def _numerics(s: Subject) -> Options:
         low = numerics.grad_dtype == "bf16"
         result["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
     result["--optimizer"] = OPTIMIZERS[numerics.optimizer]
+    if numerics.master_dtype in NARROW:
+        result["--use-precision-aware-optimizer"] = FLAG
+    if numerics.master_dtype == "fp16":
+        result["--main-params-dtype"] = "fp16"
     if (momentum := placeholders.momentum(numerics.optimizer)) is not None:
         result["--sgd-momentum"] = momentum
     return result
@@ -410,6 +425,7 @@ MEGATRON = Target(
         "fused_kernels",
         "fused_permutation",
         "graphs",
+        "master_dtype",
         "quantized_weights",
         "segments",
     ),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, get_args
+from typing import Any
 
 from simpar.architectures.recompute import (
     MODULES,
@@ -39,32 +39,16 @@ from simpar.frameworks.megatron_model import (
     lacks_shared_experts,
     sizes_asked,
 )
+from simpar.frameworks.megatron_numerics import numerics_notes, read_numerics, read_offload
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.target import Imported
-from simpar.plan.choices.execution import MatrixLayout
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Balance
 from simpar.units import DTYPE_BYTES
 
-RECIPES = {
-    "--fp8-format": {"delayed": "fp8", "tensorwise": "fp8", "mxfp8": "mxfp8", "blockwise": "fp8_blockwise"},
-    "--fp4-format": {"nvfp4": "nvfp4"},
-}
-"""Precisions by the recipe of 8- and 4-bit floats (the first if no recipe is named)."""
 PATTERN, OF_SHARED = "--hybrid-layer-pattern", "--moe-shared-expert-overlap"
-MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
-"""Other arguments for the gradient dtype: bf16 means no fp32 reduction (``megatron/training/arguments.py``)."""
-MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
-MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
-"""Dtypes of moments, widest first; the first one is the default."""
-
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
-OPTIMIZERS = {
-    "adam": "adamw", "sgd": "sgd_momentum", "muon": "muon", "dist_muon": "muon", "adaptive_muon": "muon",
-    "lion": "lion", "fusedadamw": "adamw",  # of Intel's fork
-}  # fmt: skip
-FRACTION = "--optimizer-offload-fraction"
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 RECOMPUTED = "--recompute-num-layers"
@@ -118,7 +102,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
         dropped = {RECOMPUTED, *(["--recompute-granularity"] if whole else [])}
         given = replace(given, values={flag: each for flag, each in given.values.items() if flag not in dropped})
     values: dict[str, Any] = {"stack": "megatron"}
-    for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
+    for part in (_mesh, _pipeline, _data_parallel, _recompute, read_numerics, read_offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = sizes_asked(given)
     models, config, notes = ([model], None, []) if model else find_models(given, sizes)
@@ -390,61 +374,6 @@ def _every(given: Arguments, number: int) -> str:
     return by_layer((mode, count) for mode, count in (*modes, ("none", further)) if count)
 
 
-def _numerics(given: Arguments) -> dict[str, Any]:
-    low = "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS] or given.has("--grad-reduce-in-bf16")
-    given.has("--accumulate-allreduce-grads-in-fp32")
-    precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
-    gradients = None if precision == "fp32" else "bf16" if low else "fp32"
-    for flag, recipes in RECIPES.items():
-        if given.has(flag):
-            named = f"{flag.removesuffix('format')}recipe"
-            recipe = given.text(named) or next(iter(recipes))
-            if recipe not in recipes:
-                raise UserError(f"{given.source}: {given.name(named)} = {recipe}: allowed: {', '.join(recipes)}")
-            precision = recipes[recipe]
-    optimizer, momentum = given.text("--optimizer") or "adam", given.text("--sgd-momentum")
-    still = momentum is not None and _real(given, "--sgd-momentum", momentum) == 0
-    names = {**OPTIMIZERS, "sgd": "sgd" if still else "sgd_momentum"}
-    if optimizer not in names:
-        raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
-    chosen = {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
-    layout = given.text("--muon-tp-mode")
-    if names[optimizer] != "muon" or layout is None:
-        return chosen
-    if layout not in get_args(MatrixLayout):
-        raise UserError(f"{given.source}: --muon-tp-mode = {layout}: allowed: {', '.join(get_args(MatrixLayout))}")
-    return {**chosen, "matrix_layout": layout}
-
-
-def _moments(given: Arguments) -> dict[str, Any]:
-    """The dtype of the optimizer's moments, the wider of two."""
-    given.has("--use-precision-aware-optimizer")  # a precondition of the flags below
-    dtypes = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
-    for flag, dtype in zip(MOMENTS, dtypes, strict=True):
-        if dtype not in MOMENT_DTYPES:
-            raise UserError(f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}")
-    widest = min(dtypes, key=MOMENT_DTYPES.index)
-    return {"moment_dtype": widest if widest != MOMENT_DTYPES[0] else None}
-
-
-def _offload(given: Arguments) -> dict[str, Any]:
-    """Optimizer states on the host: all of them, or the given share."""
-    if not given.has("--optimizer-cpu-offload"):
-        return {}
-    text = given.text(FRACTION)
-    share = 1.0 if text is None else _real(given, FRACTION, text)
-    if not 0 <= share <= 1:
-        raise UserError(f"{given.source}: {given.name(FRACTION)} = {text}: allowed: from 0 to 1")
-    return {"offload_optimizer": "cpu", "offload_ratio": share} if share else {}
-
-
-def _real(given: Arguments, flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{given.source}: {given.name(flag)} = {text}: allowed: a number") from None
-
-
 def _shape(given: Arguments) -> dict[str, Any]:
     shape = {"seq_len": given.number("--seq-length"), "global_batch": given.number("--global-batch-size")}
     training = {name: value for name, value in shape.items() if value}
@@ -458,8 +387,7 @@ def _told_sizes(given: Arguments) -> dict[str, int]:
 
 
 def _notes(given: Arguments) -> Iterator[str]:
-    if len({given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS}) > 1:
-        yield f"{' and '.join(MOMENTS)} differ: the plan has one dtype for both, the wider."
+    yield from numerics_notes(given)
     unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
     if unknown:
         yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from simpar.architectures.encoders import encoder_layers
+from simpar.errors import UserError
 from simpar.layout.check import check
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, OFFLOAD, state_choices
-from simpar.layout.layout import Layout, stated_choices
+from simpar.layout.layout import Layout, apply_execution_choices, stated_choices
 from simpar.plan.choices.context_parallel import suit
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -27,6 +28,11 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
     if layout.encoder_in_bubbles:
         layout = replace(layout, encoder_layers=encoder_layers(target.graph))
     check(layout, target)
+    if layout.has_narrow_masters and apply_execution_choices(stack, layout).numerics.parameter_dtype == "fp32":
+        raise UserError(
+            f"plan.master_dtype = {layout.master_dtype}: stack {stack.name} keeps parameters in fp32, with no master "
+            "weights beside them; allowed: fp32, or parameter_dtype bf16"
+        )
     return layout
 
 

@@ -17,6 +17,7 @@ from simpar.layout.action_table import schedule_of
 from simpar.layout.encoder import encoder_refusals
 from simpar.layout.layout import Layout
 from simpar.plan.choices.context_parallel import shares_states
+from simpar.plan.choices.numerics import master_refusals
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
 from simpar.plan.choices.target import Refusals, Workload, fixed_reason, format_divisors
 from simpar.plan.choices.tensor_parallel import tensor_refusals
@@ -487,9 +488,10 @@ RULES: Mapping[str, Rule] = {
     "early": _early,
     "optimizer": _whole_matrices,
     "matrices": _matrix_layout,
+    "masters": lambda layout, _: master_refusals(layout, on_host=layout.offload_optimizer != "none"),
     "update": _update,
     "loss": _loss,
 }
 """By name, in the order in which they are tried."""
-STAGED_RULES = ("batch", "stages", "schedule", "matrices")
+STAGED_RULES = ("batch", "stages", "schedule", "matrices", "masters")
 """Those that hold for stages with devices of their own, too."""

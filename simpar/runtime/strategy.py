@@ -188,6 +188,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(IN_TORCH)} with fp32 moments{'' if narrow else '; with parameter_dtype = bf16 also bf16 ones'}"
         )
+    if numerics.master_dtype not in (None, "fp32"):
+        raise UserError(
+            f"plan.master_dtype = {numerics.master_dtype}: torch's optimizers update fp32; allowed in a real run: fp32"
+        )
     if narrow:
         _refuse_narrow(plan, graph)
     policy = plan.memory.recompute

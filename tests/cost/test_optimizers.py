@@ -85,6 +85,34 @@ def test_moments_may_be_narrow(dtype, width):
     assert states("adamw", moment_dtype=dtype) == pytest.approx(width * simpar.Model("llama-3-8b").num_parameters())
 
 
+@pytest.mark.parametrize(("dtype", "saved"), [("remainder", 2), ("fp16", 4)])
+def test_master_weights_may_be_narrow(dtype, saved):
+    """10 bytes of states a parameter instead of 12: an update moves 4 bytes less, or 2 where it reads both halves."""
+    narrow, wide = (step(tp=4, zero=1, stack="megatron", master_dtype=each) for each in (dtype, "fp32"))
+    held, whole = (each.memory.stages[0].optimizer_states_bytes for each in (narrow, wide))
+    assert held == pytest.approx(10 / 12 * whole, rel=1e-9)
+    assert whole == step(tp=4, zero=1, stack="megatron").memory.stages[0].optimizer_states_bytes
+    ratio = narrow.time_breakdown_s.optimizer / wide.time_breakdown_s.optimizer
+    assert ratio == pytest.approx(1 - saved / 38, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"master_weights": False}, "no master weights"),
+        ({"precision": "fp32"}, "no master weights"),
+        ({"precision": "fp16"}, "bf16, not fp16; allowed: fp32, fp16"),
+        ({"optimizer": "muon"}, "muon keeps them in fp32"),
+        ({"offload_optimizer": "cpu", "zero": 2}, "an offloaded optimizer keeps them in fp32"),
+        ({"stack": "fsdp"}, "stack fsdp keeps parameters in fp32, with no master weights"),
+    ],
+)
+def test_a_remainder_needs_the_other_half_of_a_master_weight(plan, words):
+    """Parameters in bf16, with master weights that a fused Adam on the device keeps."""
+    with pytest.raises(UserError, match=words):
+        step(**{"stack": "megatron", "master_dtype": "remainder", **plan})
+
+
 def test_adafactor_keeps_a_row_and_a_column():
     """Of a matrix r x c it keeps r + c fp32 values, so states of an 8B model are megabytes [arXiv 1804.04235]."""
     graph = simpar.Model("llama-3-8b")

@@ -45,6 +45,21 @@ def test_managers_of_earlier_releases() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({}, None),
+        ({"store_param_remainders": True}, "remainder"),
+        ({"store_param_remainders": True, "master_weights": False}, None),
+    ],
+)
+def test_master_weights_of_a_fused_adam(more: dict[str, object], kept: str | None) -> None:
+    """Transformer Engine's keeps them beside parameters in bf16, or of each the bits that its parameter lacks."""
+    optimizer = {"_target_": "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "master_weights": True}
+    found = imported(optimizer={**optimizer, **more}, model={**RECIPE["model"], "torch_dtype": "bf16"})
+    assert found.plan.numerics.master_dtype == kept
+
+
+@pytest.mark.parametrize(
     ("peft", "targets"),
     [
         ({"match_all_linear": True, "dim": 16}, 7),

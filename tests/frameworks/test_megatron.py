@@ -459,12 +459,22 @@ def test_fsdp_without_a_strategy_shards_all():
         ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", {"moment_dtype": "bf16"}),
         ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16", {"moment_dtype": "fp16"}),
         ("--exp-avg-dtype bf16", {"moment_dtype": None}),
+        ("--bf16", {"master_dtype": "remainder"}),
+        ("--fp16", {"master_dtype": None}),
+        ("--bf16 --main-params-dtype fp16", {"master_dtype": "fp16"}),
+        ("--bf16 --fp8-format hybrid", {"master_dtype": "remainder"}),
+        ("--bf16 --fp8-format hybrid --fp8-param-gather", {"master_dtype": None}),
+        ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", {"master_dtype": None}),
+        ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --main-params-dtype fp16", {"master_dtype": "fp16"}),
+        ("--bf16 --optimizer-cpu-offload", {"master_dtype": None}),
+        ("--bf16 --use-megatron-fsdp", {"master_dtype": None}),
+        ("--bf16 --optimizer muon", {"master_dtype": None}),
         ("--moe-token-dispatcher-type allgather", {"dispatcher": "all_gather"}),
         ("--attention-backend unfused", {"attention_kernel": "eager"}),
     ],
 )
 def test_parts_of_a_plan_are_read(arguments, values):
-    """Offloaded states, dtypes of gradients and moments; a note where a plan has no place for all of it."""
+    """Offloaded states, dtypes of gradients and of states; a note where a plan has no place for all of it."""
     text = f"--micro-batch-size 1 --use-distributed-optimizer --use-precision-aware-optimizer {arguments}"
     found = read(text, "train.sh", "megatron")
     said = found.plan.flat_values()

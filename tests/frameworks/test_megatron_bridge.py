@@ -271,6 +271,24 @@ def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, pre
 
 
 @pytest.mark.parametrize(
+    ("precision", "kept"),
+    [
+        ("bf16_mixed()", None),  # its optimizer is told of tensorwise scaling
+        ("MixedPrecisionConfig(bf16=True, fp8_recipe='delayed')", "remainder"),
+        ("MixedPrecisionConfig(bf16=True, fp8='hybrid', fp8_recipe='delayed')", "remainder"),
+        ("MixedPrecisionConfig(bf16=True, fp8='hybrid')", None),
+        ("bf16_with_fp8_delayed_scaling_mixed()", None),  # gathers weights in 8 bits
+        ("bf16_with_mxfp8_mixed()", None),
+    ],
+)
+def test_master_weights_go_by_the_recipe_of_8_bits(precision, kept):
+    """Its optimizer keeps the low bits of them alone without one, or under delayed scaling."""
+    lines = (f"mixed_precision = {precision}", "optimizer.use_precision_aware_optimizer = True")
+    found = read(BRIDGE.format("\n".join(f"    cfg.{line}" for line in lines)), "r.py", "megatron-bridge")
+    assert found.plan.numerics.master_dtype == kept
+
+
+@pytest.mark.parametrize(
     ("precision", "said"),
     [
         ("bf16_with_fp8_current_scaling_mixed()", ["gathers weights in 8 bits: timed", "runs the first and the last"]),

@@ -54,7 +54,7 @@ CHOICES = {
     "overlap_param_gather": (True, False), "bucket_bytes": ("25 MiB",), "loss_chunks": (4,),
     "cp_method": ("ring", "all_gather", "ulysses"), "offload_optimizer": ("cpu",), "offload_parameters": ("cpu",),
     "attention_kernel": ("flash2", "sdpa"), "reshard_after_forward": (True, False), "lora_rank": (8, 16),
-    "defer_grad_reduce": (True, False),
+    "defer_grad_reduce": (True, False), "master_dtype": ("remainder", "fp16", "fp32"),
     "lora_targets": (("q_proj", "v_proj"), ("o_proj", "gate_proj", "up_proj", "down_proj")),
     "lora_dropout": (0.0, 0.1), "frozen_dtype": ("nf4", "int8", "fp32", "fp8"),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simpar.cost.optimizers import moment_bytes
+from simpar.cost.optimizers import master_bytes, moment_bytes
 from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
@@ -39,13 +39,14 @@ def parameter_widths(layout: Layout, stack: Stack) -> Widths:
 def kept_widths(layout: Layout, stack: Stack) -> Widths:
     """Bytes per parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in.
 
-    ``master`` is an fp32 copy and what DiLoCo's outer optimizer keeps: the parameters at the beginning of a round and a
-    momentum, both in fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
+    ``master`` is a master weight (:func:`simpar.cost.optimizers.master_bytes`) and what DiLoCo's outer optimizer keeps:
+    the parameters at the beginning of a round and a momentum, both in fp32 [Douillard et al. 2023, arXiv 2311.08105,
+    algorithm 1].
     """
     whole = DTYPE_BYTES["fp32"]
     compute = layout.products.handed_bytes
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
-    master = whole if layout.master_weights and stored < whole else 0.0
+    master = master_bytes(layout) if layout.master_weights and stored < whole else 0.0
     outer = 2 * whole if layout.sync == "diloco" else 0.0
     gradient = DTYPE_BYTES[layout.grad_dtype]
     return Widths(stored, gradient, compute, master + outer, moment_bytes(layout))

@@ -24,6 +24,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.data_parallel import SENT, STATES, gathers, shares, step_apart
 from simpar.plan.choices.section import Section
+from simpar.plan.choices.target import Refusals, fixed_reason
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, known_optimizer
 from simpar.precisions import PRECISIONS, Precision, known_precision
 from simpar.stacks.stack import Stack
@@ -34,6 +35,8 @@ PrecisionName = Annotated[
 ]
 Optimizer = Annotated[str, AfterValidator(known_optimizer), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})]
 
+MasterDtype = Literal["fp32", "fp16", "remainder"]
+"""How master weights are kept."""
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
 """Optimizers whose states have a bit width of their own."""
 
@@ -44,7 +47,9 @@ class Numerics(Section):
     ``reduce_dtype`` and ``gather_dtype`` are what data parallelism sends: gradients on their way to a sum, and
     parameters on their way to where they are used (None: as the stack does). Below 16 bits values are quantised
     in blocks before they are sent [ZeRO++, Wang et al. 2023, arXiv 2306.10209]. ``moment_dtype`` is that of optimizer
-    states (None: fp32).
+    states (None: fp32). ``master_dtype`` is that of master weights (None: fp32): ``remainder`` keeps of each the low 16
+    bits, beside the parameter in bf16, which is its high 16 [NVIDIA Transformer Engine, optimizers/fused_adam.py,
+    store_param_remainders].
     """
 
     precision: PrecisionName = "bf16"
@@ -52,6 +57,7 @@ class Numerics(Section):
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
+    master_dtype: MasterDtype | None = None
     optimizer: Optimizer = DEFAULT_OPTIMIZER
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
 
@@ -78,6 +84,7 @@ class DecidedNumerics:
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool = True
+    master_dtype: MasterDtype | None = None
     optimizer: str = DEFAULT_OPTIMIZER
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
 
@@ -85,6 +92,11 @@ class DecidedNumerics:
     def products(self) -> Precision:
         """What the precision means for products."""
         return PRECISIONS[self.precision]
+
+    @property
+    def has_narrow_masters(self) -> bool:
+        """Whether a master weight is kept in 16 bits."""
+        return self.master_dtype not in (None, "fp32")
 
 
 def by_stack(stack: Stack, *, precision: str, optimizer: str) -> dict[str, Any]:
@@ -95,6 +107,29 @@ def by_stack(stack: Stack, *, precision: str, optimizer: str) -> dict[str, Any]:
         "master_weights": stack.numerics.master_weights and low,
         "moment_dtype": stack.numerics.moment_dtype if low and not own_width else None,
     }
+
+
+def master_refusals(numerics: DecidedNumerics, *, on_host: bool) -> Refusals:
+    """Narrow master weights are those of a fused Adam on the device, beside parameters of 16 bits."""
+    if not numerics.has_narrow_masters:
+        return
+    kept = numerics.master_dtype
+    what = f"plan.master_dtype = {kept}"
+    yield (
+        not numerics.master_weights or not numerics.products.is_mixed,
+        fixed_reason(f"{what}: there are no master weights; allowed: with master_weights true, and precision not fp32"),
+    )
+    yield (
+        kept == "remainder" and numerics.precision == "fp16",
+        fixed_reason(f"{what}: the high 16 bits of a master weight are bf16, not fp16; allowed: fp32, fp16"),
+    )
+    yield (
+        numerics.optimizer != DEFAULT_OPTIMIZER,
+        lambda: (
+            f"{what}: {numerics.optimizer} keeps them in fp32; allowed: with optimizer {DEFAULT_OPTIMIZER}, or fp32"
+        ),
+    )
+    yield (on_host, lambda: f"{what}: an offloaded optimizer keeps them in fp32; allowed: fp32")
 
 
 def _reduces(rows: Columns) -> Flags:
@@ -134,6 +169,7 @@ CHOICES = in_section(
         is_exported=True,
         moves=Moves(replacements=replace_with("master_weights", None, False)),
     ),
+    Choice("master_dtype", moves=Moves(replacements=replace_with("master_dtype", None))),
     Choice(
         "optimizer",
         is_exported=True,
