@@ -31,6 +31,7 @@ def main() -> NoReturn:
         sys.stderr.write("interrupted\n")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # what is left is Python's own end
+    gc.freeze()  # else Python looks through all that is left once more before it ends: 3 % of a search
     sys.exit(code)
 
 

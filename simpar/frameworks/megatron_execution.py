@@ -1,15 +1,19 @@
 """How steps are executed, in Megatron-LM's arguments: attention kernels and CUDA graphs, written and read."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar.frameworks.architecture import architecture
-from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options
 from simpar.plan.choices.execution import split_parts
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import load_stack
+
+if TYPE_CHECKING:
+    from simpar.frameworks.megatron_arguments import Arguments
 
 BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_router"}
