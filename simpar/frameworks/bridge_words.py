@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from simpar.frameworks.megatron_model import lacks_shared_experts
+from simpar.frameworks.megatron_layers_said import lacks_shared_experts
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.words import ReadWords, WordTable, is_off, is_pattern, matches

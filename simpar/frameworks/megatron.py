@@ -349,8 +349,8 @@ def _numerics(s: Subject) -> Options:
     if numerics.precision in FP8_RECIPES:
         form, recipe = FP8_RECIPES[numerics.precision]
         result |= {"--fp8-format": form, "--fp8-recipe": recipe} | weight_options(s)
-    if numerics.precision != "fp32":
-        low = numerics.grad_dtype == "bf16"
+    low = numerics.grad_dtype == "bf16"
+    if numerics.precision != "fp32" and not (low and numerics.precision == "fp16"):  # which is low by itself
         result["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
     result["--optimizer"] = OPTIMIZERS[numerics.optimizer]
     if numerics.master_dtype in NARROW:

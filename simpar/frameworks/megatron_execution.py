@@ -26,6 +26,12 @@ UNFUSED_LOSS = "norm+activation+rope"
 LOSS_FUSION, LOSS_KERNEL = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
+FLASH = ("--use-flash-attn", "--use-flash-attn-v2")
+BEFORE_ENGINE = (
+    "--data-impl", "--DDP-impl", "--checkpoint-activations", "--activations-checkpoint-method",
+    "--activations-checkpoint-num-layers", "--lazy-mpu-init",
+)  # fmt: skip
+"""Arguments that Megatron-LM lost before autumn 2023, when layers of Transformer Engine became its default."""
 SUMS_APART = "--no-gradient-accumulation-fusion"
 SOFTMAX_APART = "--no-masked-softmax-fusion"
 GATHERS = {"--fp8-format": "--fp8-param-gather", "--fp4-format": "--fp4-param-gather"}
@@ -115,11 +121,17 @@ def graph_options(s: Subject) -> Options:
 def _attention(given: Arguments) -> dict[str, Any]:
     """The kernel of attention. Without Transformer Engine it is unfused unless FlashAttention is asked for."""
     backend = given.text("--attention-backend")
-    is_local = given.text("--transformer-impl") == "local"
-    old_flash = given.has("--use-flash-attn") or given.has("--use-flash-attn-v2")
+    is_local = (given.text("--transformer-impl") or ("local" if _sign_of_age(given) else "")) == "local"
+    old_flash = bool({flag for flag in FLASH if given.has(flag)})
     if backend in ("unfused", "local") or (is_local and not old_flash):
         return {"attention_kernel": "eager"}
     return {"attention_kernel": "cudnn"} if backend == "fused" else {}
+
+
+def _sign_of_age(given: Arguments) -> str:
+    """The first argument that no Megatron-LM has whose layers are Transformer Engine's by default; "" for none."""
+    written = {*given.values, *given.names.values()}
+    return next((flag for flag in BEFORE_ENGINE if flag in written), "")
 
 
 def with_loss(plan: Plan, given: Arguments) -> Plan:
@@ -137,6 +149,8 @@ def execution_notes(given: Arguments) -> Iterator[str]:
     narrow = next((each for form, each in GATHERS.items() if form in given.values and each in given.values), None)
     if narrow and given.text("--fp8-recipe") != "mxfp8" and not given.has("--use-torch-fsdp2"):
         yield f"{given.name(narrow)}: gathers of parameters are timed with 2 bytes each."
+    if (old := _sign_of_age(given)) and not {"--transformer-impl", "--attention-backend", *FLASH} & set(given.values):
+        yield f"{old} is of before autumn 2023: without --use-flash-attn, attention is not fused."
     if given.has(LOSS_FUSION) and given.text(LOSS_KERNEL) != "te":
         yield (
             f"{given.name(LOSS_FUSION)}: Megatron-LM's own kernel keeps its softmax in fp32 as the unfused loss does "

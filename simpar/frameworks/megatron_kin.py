@@ -19,7 +19,7 @@ from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed, starts_megatron
-from simpar.frameworks.megatron_model import further_layers
+from simpar.frameworks.megatron_layers_said import LIMIT, further_layers
 from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
 from simpar.frameworks.overrides import text_beside
@@ -106,6 +106,8 @@ OF_MINDSPEED = (
     "--gemm-gradient-accumulation-fusion", "--ampipe-degree", "--use-nd-matmul", "--noop-layers", "--ai-framework",
     "--is-instruction-dataset", "--prompt-type", "--lora-target-modules", "--lora-fusion",
 )  # fmt: skip
+WITHOUT_GROUPS = ("pai_megatron_aux_loss", "sparsemixer_topk")
+"""MindSpeed's own routers that pass over groups of experts (``mindspeed_llm/core/transformer/moe/router.py``)."""
 PLAIN_SPECS = ("qwen3_spec", "deepseek_spec", "bailing_spec")
 """Specs (``mindspeed_llm/tasks/models/spec``) whose layers are those that the other arguments ask for."""
 LAYOUT = "--pipeline-model-parallel-layout"
@@ -303,6 +305,9 @@ def _with_own_experts(given: Arguments) -> Arguments:
     if shared and width and "--moe-shared-expert-intermediate-size" not in values:
         values["--moe-shared-expert-intermediate-size"] = [str(shared * width)]
         names["--moe-shared-expert-intermediate-size"] = "--n-shared-experts"
+    if values.get("--moe-router-load-balancing-type", [""])[:1] in ([kind] for kind in WITHOUT_GROUPS):
+        given.used |= {LIMIT} & set(values)
+        values.pop(LIMIT, None)
     return replace(given, values=values, names=names)
 
 

@@ -1,7 +1,7 @@
 """The model that Megatron-LM's arguments state: a shipped one, one with another vocabulary, or one of their own."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simpar.architectures.catalogue import config_of, find_model, load_model
@@ -12,6 +12,15 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
+from simpar.frameworks.megatron_layers_said import (
+    PREDICTIONS,
+    expert_layers,
+    further_layers,
+    predictions_changed,
+    told,
+    unlike,
+    with_layers_said,
+)
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.plain import plain_name
 
@@ -33,6 +42,8 @@ ROTARY = ("rope", "yarn", "mrope")
 """Positions that are rotations of queries and keys."""
 OTHER_EXPERTS = re.compile(r"--(?:moe-)?(?:num|n)-(?:\w+-)?experts?")
 """The number of experts by other names, as MegaBlocks has it: the layers are no dense ones."""
+CHOSEN = 2
+"""Experts of a token where no argument says how many."""
 MOST_FOLDERS = 6
 """Names of a tokenizer's path, from its end on, that may be a model's."""
 DIVISOR = 128
@@ -41,7 +52,6 @@ DIVISOR = 128
 
 NEAR = 4096
 """Words by which vocabularies differ that are one with other padding or a few special tokens."""
-PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
 OTHER_PREDICTIONS = (
     "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
 )
@@ -78,7 +88,7 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
     else:
         if sizes["expert_ffn"] is None:
             sizes["expert_ffn"] = sizes["ffn"]
-        if dense_layers(" ".join(given.values.get("--moe-layer-freq", ["1"])), sizes["layers"] or 0) == 0:
+        if dense_layers("".join(given.values.get("--moe-layer-freq", ["1"])), sizes["layers"] or 0) == 0:
             sizes["ffn"] = None  # no layer is dense
     return {name: size for name, size in sizes.items() if size is not None}
 
@@ -92,17 +102,18 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         if not is_telling(sizes):
             return models, None, []
         released, other, said = _with_vocabulary(given, sizes, models)
-        changed, notes = _changed(given, models[0]) if models else ({}, [])
+        changed, notes = _changed(given, models[0], other or config_of(models[0]), sizes)
         if changed:
-            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, *notes]
+            released, other, said = [], changed, [*said, *notes]
         return released, other, [*said, *_unsaid(given, models[0])]
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
-        changed, notes = _changed(given, same[0])
-        return [], {**config_of(same[0]), "vocab_size": words, **changed}, [note, *notes, *_unsaid(given, same[0])]
+        own = {**config_of(same[0]), "vocab_size": words}
+        adapted, notes = _changed(given, same[0], own, sizes)
+        return [], adapted or own, [note, *notes, *_unsaid(given, same[0])]
     if kind == "other":
         return [], None, _strange(given, UNSTATED)
     vocabulary = _vocabulary(given, sizes)
@@ -168,6 +179,11 @@ def _unsaid(given: Arguments, model: str) -> list[str]:
         and "--untie-embeddings-and-output-weights" not in given.values,
         f"--kv-channels {head}": head not in (None, usual)
         and not {"--kv-channels", "--multi-latent-attention"} & set(given.values),
+        f"--moe-router-topk {graph.dims.get('topk')}": graph.dims.get("topk", CHOSEN) != CHOSEN
+        and "--moe-router-topk" not in given.values,
+        f"--moe-shared-expert-intermediate-size {graph.dims.get('shared_ffn')}": graph.dims.get("shared_ffn")
+        and "--moe-shared-expert-intermediate-size" not in given.values,
+        "--moe-layer-freq": not all(style.experts) and "--moe-layer-freq" not in given.values,
     }
     unsaid = [flag for flag, is_absent in absent.items() if is_absent]
     if not unsaid:
@@ -195,15 +211,27 @@ def _with_vocabulary(
     return [], {**config_of(models[0]), "vocab_size": words}, [note]
 
 
-def _changed(given: Arguments, model: str) -> tuple[dict[str, int], list[str]]:
-    """What changes in a shipped model's config by what the text says beside its sizes, with notes.
+def _changed(
+    given: Arguments, model: str, config: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A shipped model's config with what the text says beside its sizes, {} if that changes nothing, with notes.
 
-    No layers that predict further tokens where its family has none (:func:`lacks_predictions`).
+    No layers that predict further tokens where its family has none (:func:`lacks_predictions`). A config is built of
+    the arguments where the model's family cannot have layers as they say.
     """
     predictions, positions = predictions_changed(model, further_layers(given)), _with_positions(given, model)
     notes = [OTHER_PREDICTIONS] if predictions else []
     notes += [f"{model} with a table of {rows:,} positions, as the text has." for rows in positions.values()]
-    return {**predictions, **positions}, notes
+    changed = {**config, **predictions, **positions} if predictions or positions else {}
+    if not (other := unlike(given, load_model(model))):
+        return changed, notes
+    result = with_layers_said(given, changed or config)
+    left = unlike(given, read_config(result))
+    built = _config(given, {**sizes, "vocab": load_model(model).dims["vocab"], **sizes}) if left else None
+    if built and len(unlike(given, read_config(built))) < len(left):
+        return built, [f"{model} has {told(given, other)}: the model is built from the arguments.", *notes]
+    kept = {flag: own for flag, own in other.items() if flag not in left}
+    return (result, [f"{model} has {told(given, kept)}.", *notes]) if kept else (changed, notes)
 
 
 def _with_positions(given: Arguments, model: str) -> dict[str, int]:
@@ -212,38 +240,6 @@ def _with_positions(given: Arguments, model: str) -> dict[str, int]:
     if length <= (longest or length):
         return {}
     return {key: given.number("--max-position-embeddings") or length for key in TABLE if key in config_of(model)}
-
-
-def predictions_changed(model: str, asked: int) -> dict[str, int]:
-    """What changes in a shipped model's config with so many layers that predict further tokens; {} if it cannot."""
-    graph, config = load_model(model), config_of(model)
-    own = predictions_in(graph)
-    if asked == own or graph.has_state or (config.get(PREDICTIONS) or 0) != own:
-        return {}
-    changed = {PREDICTIONS: asked}
-    return changed if predictions_in(read_config({**config, **changed})) == asked else {}
-
-
-def further_layers(given: Arguments) -> int:
-    """Layers that predict further tokens, by their argument, which may be 0."""
-    return 0 if given.text(FURTHER_LAYERS) == "0" else given.number(FURTHER_LAYERS) or 0
-
-
-def predictions_in(graph: ModelGraph) -> int:
-    """Layers of a model that predict further tokens."""
-    return sum(kind in graph.auxiliary for kind in graph.layers)
-
-
-def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
-    """Whether a text asks for layers that predict further tokens of a model, known here, that gets none."""
-    if not further_layers(given) or not (models or config):
-        return False
-    return not predictions_in(read_config(config) if config else load_model(models[0]))
-
-
-def lacks_shared_experts(models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
-    """Whether the model is known here, and its config speaks of no shared experts."""
-    return bool(models or config) and "shared" not in str(config or config_of(models[0]))
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
@@ -266,8 +262,8 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
         models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))
     if len(models) > 1:
-        unlike = {name: _unlike(given, load_model(name)) for name in models}
-        models = [name for name in models if unlike[name] == min(unlike.values())]
+        ways = {name: _unlike(given, load_model(name)) for name in models}
+        models = [name for name in models if ways[name] == min(ways.values())]
     reaching = [name for name in models if not _with_positions(given, name)]
     models = reaching if reaching or "--vocab-size" in given.values else models  # without it, none can be built
     if not models or WINDOW not in given.values:
@@ -316,6 +312,7 @@ def _unlike(given: Arguments, graph: ModelGraph) -> int:
         + ((style.norm == "rms") != rms)
         + (style.tied != ("--untie-embeddings-and-output-weights" not in given.values))
         + (not graph.is_mixture and graph.dims.get("ffn") != width)
+        + len(unlike(given, graph))
     )
 
 
@@ -444,11 +441,11 @@ def _rate(given: Arguments, flag: str) -> float:
 def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any] | None:
     """The config of a mixture: Mixtral's layers, Qwen's with normed heads, DeepSeek's with latent attention."""
     width = sizes.get("expert_ffn") or dense["intermediate_size"]
-    experts, chosen = sizes["num_experts"], given.number("--moe-router-topk") or 2
+    experts, chosen = sizes["num_experts"], given.number("--moe-router-topk") or CHOSEN
     shared = given.number("--moe-shared-expert-intermediate-size") or 0
     if given.has("--moe-layer-freq") and UNKNOWN.search("".join(given.values["--moe-layer-freq"])):
         return None
-    layers = dense_layers(given.text("--moe-layer-freq"), sizes["layers"])
+    layers = dense_layers("".join(given.values.get("--moe-layer-freq", [])), sizes["layers"])
     if layers is None or (shared and shared % width):
         return None
     routed = {"moe_intermediate_size": width, "num_experts_per_tok": chosen}
@@ -491,10 +488,6 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
 
 def dense_layers(text: str | None, layers: int) -> int | None:
     """How many layers at the start are dense, by ``--moe-layer-freq``; None if it says another pattern."""
-    if text in (None, "1"):
-        return 0
-    plain = re.sub(r"[()\s]", "", str(text))
-    repeated = re.findall(r"\[([01])\]\*(\d{1,4})", plain)  # ([0]*3+[1]*58)
-    flags = [flag for flag, count in repeated for _ in range(int(count))] or plain.strip("[]").split(",")
-    first = next((at for at, each in enumerate(flags) if each == "1"), len(flags))
-    return first if flags == ["0"] * first + ["1"] * (layers - first) else None
+    flags = expert_layers(text or "1", layers)
+    dense = 0 if flags is None else (*flags, True).index(True)
+    return dense if flags is not None and all(flags[dense:]) else None

@@ -30,8 +30,7 @@ FRACTION = "--optimizer-offload-fraction"
 
 def read_numerics(given: Arguments) -> dict[str, Any]:
     """Precision, dtypes and the optimizer. Raises UserError naming file, argument and value."""
-    low = "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS] or given.has("--grad-reduce-in-bf16")
-    given.has("--accumulate-allreduce-grads-in-fp32")
+    low = sums_low(given) or "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS]
     precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
     gradients = None if precision == "fp32" else "bf16" if low else "fp32"
     for flag, recipes in RECIPES.items():
@@ -54,6 +53,12 @@ def read_numerics(given: Arguments) -> dict[str, Any]:
     if layout not in get_args(MatrixLayout):
         raise UserError(f"{given.source}: --muon-tp-mode = {layout}: allowed: {', '.join(get_args(MatrixLayout))}")
     return {**chosen, "matrix_layout": layout}
+
+
+def sums_low(given: Arguments) -> bool:
+    """Whether gradients are summed in 16 bits: beside fp16 unless 32 are asked for (validate_args of its arguments)."""
+    in_fp32, asked = given.has("--accumulate-allreduce-grads-in-fp32"), given.has("--grad-reduce-in-bf16")
+    return asked or (given.has("--fp16") and not given.has("--bf16") and not in_fp32)
 
 
 def _moments(given: Arguments) -> dict[str, Any]:

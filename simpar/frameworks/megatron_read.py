@@ -31,15 +31,9 @@ from simpar.frameworks.megatron_arguments import (
 from simpar.frameworks.megatron_execution import execution_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
-from simpar.frameworks.megatron_model import (
-    FURTHER_LAYERS,
-    find_models,
-    further_layers,
-    lacks_predictions,
-    lacks_shared_experts,
-    sizes_asked,
-)
-from simpar.frameworks.megatron_numerics import numerics_notes, read_numerics, read_offload
+from simpar.frameworks.megatron_layers_said import further_layers, mark_told
+from simpar.frameworks.megatron_model import find_models, sizes_asked
+from simpar.frameworks.megatron_numerics import numerics_notes, read_numerics, read_offload, sums_low
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.target import Imported
@@ -47,7 +41,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import Balance
 from simpar.units import DTYPE_BYTES
 
-PATTERN, OF_SHARED = "--hybrid-layer-pattern", "--moe-shared-expert-overlap"
+PATTERN = "--hybrid-layer-pattern"
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
@@ -84,8 +78,11 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
     result = plan_of(given, model)
     mesh = result.plan.mesh
     result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *execution_notes(given)))
-    if given.text("--moe-token-dispatcher-type") == "alltoall" and not given.has("--moe-permute-fusion"):
+    dispatcher = given.text("--moe-token-dispatcher-type")
+    if dispatcher == "alltoall" and not given.has("--moe-permute-fusion"):
         result = replace(result, plan=result.plan.with_values(fused_permutation=False))
+    if dispatcher is None and "--num-experts" in given.values and mesh.ep > 1:
+        result = replace(result, plan=result.plan.with_values(dispatcher="all_gather"))  # allgather is its default
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:
         return result
     return replace(result, plan=result.plan.with_values(etp=mesh.tp))
@@ -108,10 +105,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     models, config, notes = ([model], None, []) if model else find_models(given, sizes)
     if models:
         values["model"] = models[0]
-    if lacks_predictions(given, models, config):
-        given.used.discard(FURTHER_LAYERS)  # a word that decides
-    if lacks_shared_experts(models, config):
-        given.used |= {OF_SHARED} & set(given.values)
+    mark_told(given, models, config)
     if is_telling(sizes) and not sizes["num_experts"] and not model:
         values.pop("etp", None)  # of a model without experts, it splits nothing
     asked = bool(notes) and not models and not config  # what is missing
@@ -283,7 +277,7 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
         zero, kind = (2 if given.has("--torch-fsdp2-no-reshard-after-forward") else 3), "fsdp"
     bucket = given.number("--ddp-bucket-size")
     gathered = given.switch("--overlap-param-gather")
-    size = DTYPE_BYTES["bf16" if given.has("--grad-reduce-in-bf16") else "fp32"]
+    size = DTYPE_BYTES["bf16" if sums_low(given) else "fp32"]
     return {
         "zero": zero,
         "kind": kind,

@@ -10,6 +10,7 @@ from simpar.frameworks.match import is_telling, models_with
 from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed
 from simpar.frameworks.megatron_kin import asks_for
 from simpar.frameworks.megatron_layers import refuse_other_models
+from simpar.frameworks.megatron_layers_said import FREQUENCY
 from simpar.frameworks.megatron_model import NEAR, kind_asked, sizes_asked
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, WINDOWS
@@ -65,7 +66,7 @@ def read(text: str, name: str) -> Imported:
     if "--n-head-kv" in given.names.values():
         given = replace(given, values={**given.values, "--group-query-attention": []})
     refuse_other_models(given)
-    given = _with_shared_expert(_with_vocabulary(given))
+    given = _with_dense_layers(_with_shared_expert(_with_vocabulary(given)))
     if given.text("--optimizer") in HYBRID:
         own = {"--optimizer": [HYBRID[str(given.text("--optimizer"))]], "--optimizer-cpu-offload": []}
         given = replace(
@@ -115,6 +116,18 @@ def _with_shared_expert(given: Arguments) -> Arguments:
     if switch not in given.values:
         return given
     return renamed(given, {own: "--moe-shared-expert-intermediate-size", switch: "--moe-shared-expert-gate"})
+
+
+def _with_dense_layers(given: Arguments) -> Arguments:
+    """The arguments with the dense layers of its DeepSeek-V2, which its ``--moe-layer-freq N`` counts, as a pattern.
+
+    Source: ``megatron_patch/model/deepseek_v2/transformer_layer.py``: the layers behind the N-th have experts.
+    """
+    told, layers = given.values.get(FREQUENCY, [""])[0], given.values.get("--num-layers", [""])[0]
+    if not (told.isdecimal() and layers.isdecimal() and "--kv-lora-rank" in given.values):
+        return given
+    dense = min(int(told), int(layers))
+    return replace(given, values={**given.values, FREQUENCY: [f"[0]*{dense}+[1]*{int(layers) - dense}"]})
 
 
 READER = Reader(

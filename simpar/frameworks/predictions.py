@@ -5,7 +5,7 @@ from typing import Any
 
 from simpar.architectures.catalogue import config_of, load_model
 from simpar.frameworks.match import layers_in
-from simpar.frameworks.megatron_model import predictions_changed, predictions_in
+from simpar.frameworks.megatron_layers_said import predictions_changed, predictions_in
 from simpar.frameworks.target import Imported
 from simpar.units import number_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments, flags_of
-from simpar.frameworks.megatron_model import FURTHER_LAYERS, further_layers
+from simpar.frameworks.megatron_layers_said import FURTHER_LAYERS, further_layers
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of

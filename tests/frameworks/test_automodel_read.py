@@ -8,7 +8,7 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.automodel_read import READER
-from simpar.frameworks.megatron_model import predictions_in
+from simpar.frameworks.megatron_layers_said import predictions_in
 
 RECIPE = {
     "step_scheduler": {"global_batch_size": 256, "local_batch_size": 4},

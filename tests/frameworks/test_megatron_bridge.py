@@ -11,7 +11,7 @@ from simpar.frameworks import export, load_reader, read, unsupported
 from simpar.frameworks.bridge_names import PLAIN, SWITCHES
 from simpar.frameworks.megatron import options as arguments
 from simpar.frameworks.megatron_bridge import RELEASED
-from simpar.frameworks.megatron_model import predictions_in
+from simpar.frameworks.megatron_layers_said import predictions_in
 from simpar.frameworks.subject import subject
 
 from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported

@@ -176,3 +176,57 @@ def test_under_a_stack_that_stores_them(told, kind, usual):
     """A plan of NeMo's says that its modules cache casts; what its stack does by itself is left open."""
     assert load_stack("nemo").memory.weights_in(told["precision"]) == usual
     assert with_weights(Plan.model_validate(told), "nemo").execution.quantized_weights == kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ("--data-impl mmap", "eager"),
+        ("--DDP-impl local", "eager"),
+        ("--checkpoint-activations", "eager"),
+        ("--activations-checkpoint-method uniform", "eager"),
+        ("--data-impl mmap --use-flash-attn", None),
+        ("--data-impl mmap --transformer-impl transformer_engine", None),
+        ("--data-path d", None),
+    ],
+)
+def test_attention_before_transformer_engine_was_the_default(words, kernel):
+    """Until autumn 2023 --transformer-impl was local, where attention was unfused without --use-flash-attn."""
+    found = read(f"torchrun pretrain_gpt.py --micro-batch-size 1 --bf16 {words}\n", "a.sh", "megatron")
+    assert found.plan.execution.attention_kernel == kernel
+    assert any("is of before autumn 2023" in note for note in found.notes) == (kernel == "eager")
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ("--fp16", "bf16"),  # sixteen bits, whichever
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp32"),
+        ("--bf16", "fp32"),
+        ("--bf16 --grad-reduce-in-bf16", "bf16"),
+        ("--fp16 --grad-reduce-in-bf16", "bf16"),
+    ],
+)
+def test_gradients_beside_fp16_have_its_bits(words, dtype):
+    """validate_args of Megatron-LM sums in 32 bits by itself beside bf16 alone; a bucket is counted in elements."""
+    text = f"torchrun pretrain_gpt.py --micro-batch-size 1 --ddp-bucket-size 1000 {words}\n"
+    plan = read(text, "a.sh", "megatron").plan
+    assert plan.numerics.grad_dtype == dtype
+    assert plan.data_parallel.bucket_bytes == (2000 if dtype == "bf16" else 4000)
+
+
+def test_gradients_in_16_bits_beside_fp16_need_no_argument():
+    """--grad-reduce-in-bf16 is of bf16 alone."""
+    text = exported("megatron", checked(model="llama-3-8b", precision="fp16", grad_dtype="bf16"))["command.sh"]
+    assert "--grad-reduce-in-bf16" not in text
+    assert "--accumulate-allreduce-grads-in-fp32" not in text
+    assert read(text, "command.sh", "megatron").plan.numerics.grad_dtype == "bf16"
+
+
+def test_experts_are_gathered_where_no_dispatcher_is_named():
+    """``allgather`` is the default of --moe-token-dispatcher-type (TransformerConfig of megatron-core)."""
+    words = "torchrun pretrain_gpt.py --micro-batch-size 1 --bf16 --num-experts 8"
+    for more, dispatcher in (("--expert-model-parallel-size 8", "all_gather"), ("", None)):
+        assert read(f"{words} {more}\n", "a.sh", "megatron").plan.execution.dispatcher == dispatcher
+    named = f"{words} --expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall\n"
+    assert read(named, "a.sh", "megatron").plan.execution.dispatcher is None

@@ -9,7 +9,6 @@ from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_arguments import flags_of
 from simpar.frameworks.megatron_layers import allocated
-from simpar.frameworks.megatron_model import dense_layers
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 
 LLAMA_8B = (
@@ -181,23 +180,6 @@ def test_a_hybrid_that_says_ratios_only_is_built():
     assert {"--hybrid-attention-ratio", "--hybrid-mlp-ratio"} <= set(found.words.used)
     with pytest.raises(UserError, match=r"--hybrid-attention-ratio .* = 1\.05: allowed: 1 at most"):
         imported(words.format(0.95), "pretrain_mamba.py")
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        (None, 0),
-        ("1", 0),
-        ("([1]*8)", 0),
-        ("([0]*3+[1]*5)", 3),
-        ("[0]*3+[1]*5", 3),
-        ("([0,0,1,1,1,1,1,1])", 2),
-        ("2", None),
-    ],
-)
-def test_layers_without_experts(text, first):
-    """Those at the start are dense; other patterns have no config here."""
-    assert dense_layers(text, 8) == first
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
-from simpar.frameworks.megatron_model import predictions_in
+from simpar.frameworks.megatron_layers_said import predictions_in
 from simpar.frameworks.recipes import nest_names
 from simpar.preflight.given import given_words
 

@@ -5,7 +5,7 @@ import pytest
 from simpar.architectures.catalogue import config_of
 from simpar.architectures.hf_config import read as read_config
 from simpar.frameworks import read
-from simpar.frameworks.megatron_model import predictions_in
+from simpar.frameworks.megatron_layers_said import predictions_in
 
 TRAINER = "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 1 --bf16 --max_length 512"
 VERL = (

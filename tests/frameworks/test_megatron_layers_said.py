@@ -1,0 +1,136 @@
+"""What Megatron-LM's arguments say of layers beside the sizes by which models are recognised."""
+
+import pytest
+
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.hf_config import read as read_config
+from simpar.errors import UserError
+from simpar.frameworks.architecture import architecture
+from simpar.frameworks.megatron_model import dense_layers
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
+
+from .test_megatron_model import DEEPSEEK_V3, LLAMA_8B, QWEN_235B, imported
+
+MIXTRAL = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --vocab-size 32000 --num-experts 8 --moe-router-topk 2"
+)
+RELEASED = f"{DEEPSEEK_V3} --mtp-num-layers 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (None, 0),
+        ("1", 0),
+        ("([1]*8)", 0),
+        ("([0]*3+[1]*5)", 3),
+        ("[0]*3+[1]*5", 3),
+        ("([0,0,1,1,1,1,1,1])", 2),
+        ("([0]+[1]*7)", 1),
+        ("[0, 0] + [1] * 6", 2),
+        ("([1]*3+[0]*1)*2", None),
+        ("[1]*7", None),
+        ("[1]*100000000000", None),
+        ("__import__('os')", None),
+        ("2", None),
+    ],
+)
+def test_layers_without_experts(text, first):
+    """Those at the start are dense; other patterns have no config here."""
+    assert dense_layers(text, 8) == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "size", "value"),
+    [
+        (MIXTRAL, "--moe-router-topk 1", "topk", 1),
+        (MIXTRAL, "--moe-shared-expert-intermediate-size 14336", "shared_ffn", 14336),
+        (f"{LLAMA_8B} --vocab-size 128256", "--kv-channels 256", "head_dim", 256),
+        (f"{LLAMA_8B} --vocab-size 131072", "--kv-channels 64", "head_dim", 64),
+        (RELEASED, "--moe-router-topk 4", "topk", 4),
+        (RELEASED, "--q-lora-rank 768", "q_rank", 768),
+        (RELEASED, "--kv-lora-rank 256", "kv_rank", 256),
+        (RELEASED, "--qk-head-dim 64", "plain_dim", 64),
+        (RELEASED, "--qk-pos-emb-head-dim 32", "rotary_dim", 32),
+        (RELEASED, "--v-head-dim 192", "value_dim", 192),
+        (RELEASED, "--moe-shared-expert-intermediate-size 4096", "shared_ffn", 4096),
+        (RELEASED, "--moe-router-num-groups 4 --moe-router-group-topk 2", "expert_groups", 4),
+        (RELEASED, "--moe-router-num-groups 8 --moe-router-group-topk 2", "chosen_groups", 2),
+    ],
+)
+def test_layers_are_as_the_text_says_where_all_sizes_are_a_models(arguments, words, size, value):
+    """A model is recognised by other sizes: Mixtral's with one expert of a token was answered as Mixtral, under OK."""
+    found = imported(f"{arguments} {words}")
+    assert found.plan.model is None
+    assert read_config(found.config).dims[size] == value
+    flag = words.split()[-2]
+    assert flag in found.words.used
+    assert any(f"where the text says {flag} {words.split()[-1]}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "dense"), [("--moe-layer-freq '([0]*1+[1]*60)'", 1), ("--moe-layer-freq 1", 0), ("--moe-layer-freq 0", 3)]
+)
+def test_dense_layers_are_as_the_text_says(words, dense):
+    """DeepSeek-V3's first three layers are dense; a frequency that Megatron-LM refuses is left to decide."""
+    found = imported(f"{RELEASED} {words}")
+    graph = load_model(found.plan.model) if found.plan.model else read_config(found.config)
+    assert architecture(graph).experts[:61] == (False,) * dense + (True,) * (61 - dense)
+    assert ("--moe-layer-freq" in found.words.unread) == (words[-1] == "0")
+
+
+def test_what_a_model_has_as_the_text_says_changes_nothing():
+    """The released models' own sizes, and groups that limit nothing."""
+    assert imported(MIXTRAL).plan.model == "mixtral-8x7b"
+    whole = "--qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --moe-router-num-groups 8"
+    assert imported(f"{RELEASED} {whole}").plan.model == "deepseek-v3"
+    assert imported(f"{RELEASED} {whole} --moe-router-group-topk 4").plan.model == "deepseek-v3"
+    assert imported(f"{LLAMA_8B} --vocab-size 128256 --kv-channels 128").plan.model == "llama-3-8b"
+    dense = imported(f"{LLAMA_8B} --vocab-size 128256 --moe-router-topk 4 --kv-lora-rank 512")
+    assert (dense.plan.model, MEGATRON_WORDS.sort(dense.words.used, dense.words.unread).deciding) == ("llama-3-8b", {})
+
+
+def test_normed_heads_are_as_the_text_says():
+    """Llama has none: the model is built of the arguments, with a norm of queries and one of keys."""
+    found = imported(f"{LLAMA_8B} --vocab-size 128256 --qk-layernorm")
+    assert architecture(read_config(found.config)).qk_norm == "head"
+    assert read_config(found.config).dims["vocab"] == 128256
+    note = "llama-3-8b has no such norms where the text says --qk-layernorm: the model is built from the arguments."
+    assert note in found.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("--kv-channels $CHANNELS", "CHANNELS=VALUE before the command"), ("--kv-channels 0", "a positive integer")],
+)
+def test_sizes_of_layers_that_are_no_numbers_are_refused(words, told):
+    """They were passed over where all other sizes are a model's."""
+    with pytest.raises(UserError, match=told):
+        imported(f"{LLAMA_8B} --vocab-size 128256 {words}")
+
+
+def test_layers_that_no_config_has_decide():
+    """Every second layer of experts, in Mixtral's sizes: no family here has these, and the word is not read."""
+    pattern = "'([0,1]*16)'"
+    found = imported(f"{MIXTRAL} --moe-ffn-hidden-size 14336 --moe-layer-freq {pattern}", "pretrain_gpt.py")
+    assert (found.plan.model, found.config) == (None, None)
+    latent = imported(f"{RELEASED} --moe-layer-freq '([0]*3+[1]*57+[0])'")
+    assert latent.plan.model == "deepseek-v3"
+    assert MEGATRON_WORDS.sort(latent.words.used, latent.words.unread).deciding.keys() == {"--moe-layer-freq"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "unsaid"),
+    [
+        (QWEN_235B.replace(" --moe-router-topk 8", ""), "--moe-router-topk 8"),
+        (DEEPSEEK_V3.replace(" --moe-shared-expert-intermediate-size 2048", ""),
+         "--moe-shared-expert-intermediate-size 2048"),
+        (DEEPSEEK_V3.replace(" --moe-layer-freq '([0]*3+[1]*58)'", " --vocab-size 129280"), "--moe-layer-freq"),
+    ],
+)  # fmt: skip
+def test_what_decides_of_a_mixture_and_is_not_said(sizes, unsaid):
+    """Megatron-LM would train two experts of a token, no shared experts, and experts in every layer."""
+    found = imported(sizes)
+    assert [note for note in found.notes if f"without {unsaid}, which the text does not have" in note]
