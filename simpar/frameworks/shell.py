@@ -29,8 +29,15 @@ from simpar.frameworks.shell_calls import (
     without_submitter,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
-from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_options_out, leave_undecided
-from simpar.frameworks.shell_loops import ENDS, end_turn, run_counted, run_for, run_while
+from simpar.frameworks.shell_gaps import (
+    asks,
+    gap_of_source,
+    gaps_of_output,
+    leave_options_out,
+    leave_undecided,
+    read_maybe,
+)  # fmt: skip
+from simpar.frameworks.shell_loops import ENDS, MaybeEnd, end_turn, may_end_turn, run_counted, run_for, run_while
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
 from simpar.frameworks.shell_pipes import hand_over, run_pipeline
 from simpar.frameworks.shell_words import (
@@ -89,7 +96,7 @@ class Script:
         self.stack: list[str] = []  # of the files that are read
         self.called: set[str] = set()
         self.steps = self.depth = self.line = self.loops = 0
-        self.may_end = False  # a loop, by a condition that is not decided
+        self.ends: list[MaybeEnd] = []  # of turns of the innermost loop, by conditions that are not decided
         self._begin(text, source, [])
         with refusing_endless(lambda: f"{self.source}:{max(self.line, 1)}"):
             self.run(text)
@@ -407,10 +414,12 @@ class Script:
             return done
         if done is None and operator == "||":
             return None  # the alternative after a failure
+        if done is None and right.type == "compound_statement" and asks(left):
+            return read_maybe(self, right, text_of(left))
         if done is None and left.type == "test_command" and right.type in ASSIGNING:
             return self.leave_undecided(right, text_of(left))
-        if done is None and text_of(right) in ENDS:
-            self.may_end |= text_of(right) == ENDS[0]
+        if done is None and text_of(right).split()[0] in ENDS:
+            may_end_turn(self, text_of(right).split())
             return None
         return self.read_statement(right)
 

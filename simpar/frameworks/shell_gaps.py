@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_calls import is_script_name
+from simpar.frameworks.shell_loops import ENDS, TurnEnd, may_end_turn
 from simpar.frameworks.shell_words import descendants, text_of
 from simpar.frameworks.words import MODEL, Account, WordTable, plain
 
@@ -22,6 +24,8 @@ ENVIRONMENTS = re.compile(
     r"|ssh-agent|set_env|setvars)\b"
 )
 """Names of files and programs that only set up what programs run in."""
+ASKING = ("grep", "egrep", "fgrep", "pgrep", "which", "hash", "type")
+"""Programs that are asked whether something is there."""
 OPTION = re.compile(r"--[a-zA-Z][\w-]*")
 OF_ARGUMENTS = re.compile(r"(^|[^a-z])(args?|arguments?|opts?|options?|flags?|extras?|overrides?)([^a-z]|$)")
 """Names, in lower case, of variables that hold arguments."""
@@ -89,7 +93,8 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
             script.gaps[f"${{{text_of(name)}}}"] = UNTOLD
     for each in descendants(node, lambda child: child.type == "command"):
         program, *words = map(text_of, each.named_children[:2])
-        script.may_end |= program == "break"
+        if program in ENDS:
+            may_end_turn(script, [program, *words])
         if program in ("source", ".") and words and script.find(words[0].strip("\"'")) is None:
             script.gaps |= gap_of_source(words[0])
     flags = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
@@ -98,6 +103,18 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
         line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
         script.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(flags)}.")
     return None
+
+
+def asks(node: Node) -> bool:
+    """Whether a statement asks whether something is there, instead of doing something that may fail."""
+    return node.type == "test_command" or text_of(node).split()[0] in ASKING
+
+
+def read_maybe(script: Script, node: Node, condition: str) -> bool | None:
+    """Read statements for what they start where the ``condition`` is not decided: what they set becomes unknown."""
+    with suppress(TurnEnd):
+        script.read_statement(node)
+    return leave_undecided(script, node, condition)
 
 
 def leave_options_out(script: Script, node: Node) -> None:

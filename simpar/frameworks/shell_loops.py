@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from simpar.dataclass import dataclass
 from simpar.frameworks.shell_words import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tree_sitter import Node
 
@@ -20,28 +23,73 @@ ENDS = ("break", "continue")
 
 
 class TurnEnd(Exception):
-    """The end of a turn before its last command; ``is_last`` if no other follows."""
+    """The end of a turn before its last command, of so many loops; ``is_last`` if no other turn follows."""
 
-    def __init__(self, *, is_last: bool) -> None:
+    def __init__(self, levels: int, *, is_last: bool) -> None:
         super().__init__()
-        self.is_last = is_last
+        self.levels, self.is_last = levels, is_last
+
+
+@dataclass(frozen=True)
+class MaybeEnd:
+    """A ``break`` or ``continue`` of so many loops that is not decided, and the variables where it stands."""
+
+    is_last: bool
+    levels: int
+    variables: Mapping[str, Sequence[str]]
 
 
 def end_turn(words: Sequence[str]) -> NoReturn:
-    """What ``break`` or ``continue`` does. Raises TurnEnd."""
-    raise TurnEnd(is_last=words[0] == "break")
+    """What ``break`` or ``continue`` does, of one loop or of as many as it says. Raises TurnEnd."""
+    raise TurnEnd(_levels(words), is_last=words[0] == "break")
+
+
+def may_end_turn(script: Script, words: Sequence[str]) -> None:
+    """Note a ``break`` or ``continue`` that may be read, or not."""
+    if script.loops:
+        script.ends.append(MaybeEnd(words[0] == "break", _levels(words), dict(script.variables)))
+
+
+def _levels(words: Sequence[str]) -> int:
+    said = words[1] if len(words) > 1 else ""
+    return max(int(said), 1) if re.fullmatch(r"\d{1,4}", said) else 1
 
 
 def _goes_on(script: Script, body: Node) -> bool:
-    """Read a body once; whether another turn may follow."""
+    """Read a body once; whether another turn may follow. Raises TurnEnd if a loop around this one ends its turn."""
     script.loops += 1
     try:
         script.read_statement(body)
     except TurnEnd as end:
+        if end.levels > 1 and script.loops > 1:
+            raise TurnEnd(end.levels - 1, is_last=end.is_last) from None
         return not end.is_last
     finally:
         script.loops -= 1
     return True
+
+
+@contextmanager
+def _ends_of(script: Script, variable: str = "") -> Iterator[None]:
+    """Within, the ends of a loop's turns that are not decided; behind it, what they leave open is unknown.
+
+    Variables that differ where the turn may have ended: ``variable``, which goes over words, by a last turn only.
+    """
+    outer, script.ends = script.ends, []
+    try:
+        yield
+    finally:
+        own, script.ends = script.ends, outer
+        open_names = {
+            name
+            for end in own
+            for name, value in script.variables.items()
+            if re.fullmatch(r"[A-Za-z_]\w*", name) and end.variables.get(name) != value
+            and (end.is_last or name != variable)
+        }  # fmt: skip
+        for name in open_names:
+            script.variables[name] = [f"${{{name}}}"]
+        script.ends += [replace(end, levels=end.levels - 1) for end in own if end.levels > 1 and script.loops]
 
 
 def run_for(script: Script, node: Node) -> bool | None:
@@ -53,10 +101,11 @@ def run_for(script: Script, node: Node) -> bool | None:
     words = [word for part in parts for word in script.variables.words(part)]
     if not any(child.type == "in" for child in node.children):
         words = script.variables.get("@", [])
-    for word in words:
-        script.variables[text_of(name)] = [word]
-        if not _goes_on(script, body):
-            break
+    with _ends_of(script, text_of(name)):
+        for word in words:
+            script.variables[text_of(name)] = [word]
+            if not _goes_on(script, body):
+                break
     return True
 
 
@@ -67,17 +116,18 @@ def run_while(script: Script, node: Node) -> bool | None:
     """
     condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
     ends_with = node.children[0].type == "until"
-    for _ in range(MAX_TURNS):
-        held = None if condition is None or body is None else script.read_statement(condition)
-        if held is None or body is None:
-            break
-        if held == ends_with:
-            return True
-        before, script.may_end = dict(script.variables), False
-        if not _goes_on(script, body):
-            return True
-        if script.may_end or before == script.variables:
-            break
+    with _ends_of(script):
+        for _ in range(MAX_TURNS):
+            held = None if condition is None or body is None else script.read_statement(condition)
+            if held is None or body is None:
+                break
+            if held == ends_with:
+                return True
+            before = dict(script.variables)
+            if not _goes_on(script, body):
+                return True
+            if any(end.is_last for end in script.ends) or before == script.variables:
+                break
     return script.leave_undecided(node, text_of(node).splitlines()[0])
 
 
@@ -89,15 +139,16 @@ def run_counted(script: Script, node: Node) -> bool | None:
     if first is None or condition is None or update is None or body is None:
         return script.leave_undecided(node, text_of(node).splitlines()[0])
     _calculate(script, first)
-    for _ in range(MAX_TURNS):
-        value = script.variables.calculate(text_of(condition))
-        if value is None:
-            break
-        if not value:
-            return True
-        if not _goes_on(script, body):
-            return True
-        _calculate(script, update)
+    with _ends_of(script):
+        for _ in range(MAX_TURNS):
+            value = script.variables.calculate(text_of(condition))
+            if value is None:
+                break
+            if not value:
+                return True
+            if not _goes_on(script, body):
+                return True
+            _calculate(script, update)
     return script.leave_undecided(node, text_of(node).splitlines()[0])
 
 

@@ -31,6 +31,25 @@ CASES = 'case "$1" in -t|--tp) TP="$2"; shift 2;; --pp=*) PP="${1#*=}"; shift;; 
         ("for i in 1 2 4; do [ $i = 4 ] && continue; TP=$i; done; PP=4", ["2", "4"]),
         ("for ((TP = 1; TP < 9; TP *= 2)); do if ((TP == 2)); then break; fi; done; PP=4", ["2", "4"]),
         ("TP=2; PP=4; while [ -f /job/lock ]; do sleep 5; done", ["2", "4"]),
+        # of several loops
+        ("for a in 1 2; do for b in 3 4; do TP=$a$b; break 2; done; done; PP=$a", ["13", "1"]),
+        ("for a in 1 2; do for b in 3 4; do [ $b = 4 ] && continue 2; TP=$a$b; done; TP=x; done; PP=$a", ["23", "2"]),
+        ("i=0; while [ $i -lt 3 ]; do i=$((i+1)); for b in 3 4; do TP=$i$b; [ $i = 2 ] && break 2; done; done; PP=$i",
+         ["23", "2"]),
+        ("for ((i=0;i<3;i++)); do for b in 3 4; do TP=$i$b; [ $i = 1 ] && break 2; done; done; PP=$i", ["13", "1"]),
+        ("for a in 1 2; do for b in 3 4; do for c in 5 6; do TP=$a$b$c; break 2; done; done; done; PP=$b",
+         ["235", "3"]),
+        ("for a in 1 2; do for b in 3 4; do TP=$a$b; break 9; done; done; PP=$a", ["13", "1"]),
+        # whether a turn ends there is not decided
+        ("for a in 1 2 4; do TP=$a; [ -f x ] && break; done; PP=3", ["${TP}", "3"]),
+        ("TP=1; for a in 1 2 4; do [ -f x ] && continue; TP=$a; done; PP=$a", ["${TP}", "4"]),
+        ("TP=1; for a in 1 2 4; do if [ -f x ]; then break; fi; TP=$a; done; PP=3", ["${TP}", "3"]),
+        ("for a in 1 2; do for b in 3 4; do [ -f x ] && break 2; TP=$a$b; done; TP=7; done; PP=3", ["${TP}", "3"]),
+        ("TP=1; for ((a=1;a<4;a++)); do [ -d x ] && break; TP=$a; done; PP=3", ["${TP}", "3"]),
+        ("TP=1; for a in 1 2 4; do [ -d x ] && { TP=4; break; }; done; PP=3", ["${TP}", "3"]),
+        ("TP=1; for a in 1 2 4; do grep -q x y && { TP=4; break; }; done; PP=3", ["${TP}", "3"]),
+        ("TP=1; PP=3; for a in 1 2 4; do [ -d x ] && break; done; for a in 8; do TP=$a; done", ["8", "3"]),
+        ("TP=1; PP=3; for a in 1 2; do python t.py && break; sleep 3; done", ["1", "3"]),
         # that another turn follows is not decided
         ("TP=2; PP=4; while true; do PP=5; [ -f x ] && break; done", ["2", "${PP}"]),
         ("TP=2; PP=1; while true; do PP=4; done", ["2", "${PP}"]),
@@ -53,6 +72,8 @@ def test_loops_are_read_as_they_run(text, expected):
         "i=0; while [ $i -lt 3 ]; do {} && break; i=$((i + 1)); done",
         "i=0; until [ $i -ge 3 ]; do {}; i=$((i + 1)); done",
         "until {}; do sleep 5; done",
+        "for i in 1 2 3; do {} && break; sleep 5; done",
+        "[ -d data ] && {{ {}; }}",
     ],
 )
 def test_a_launch_that_is_tried_again_is_one(loop):
