@@ -1,6 +1,7 @@
 """What batch systems beside Slurm are asked for in a script: the nodes of a job, and the devices and tasks of each.
 
-PBS Professional and Torque (qsub(1), pbs_resources(7)), IBM Spectrum LSF (bsub, jsrun) and Flux (flux-submit(1)).
+PBS Professional, Torque and Moab (qsub(1), pbs_resources(7)), IBM Spectrum LSF (bsub, jsrun), Flux (flux-submit(1)),
+Grid Engine (qsub(1), complex(5)), Fujitsu's Technical Computing Suite (pjsub) and OAR (oarsub(1)).
 Answers are words as Slurm takes them, so that one place reads the sizes of a job.
 """
 
@@ -8,10 +9,20 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from simpar.errors import UserError
 from simpar.frameworks.reader import value_of
 
-_LINE = re.compile(r"#(PBS|BSUB|flux:)\s+(.*)")
+MOST_SLOTS = 1024
+"""More devices have no node."""
+
+_LINE = re.compile(r"#(PBS|MSUB|BSUB|flux:|\$|PJM|OAR)\s+(.*)")
 _NUM_OF_HOST = re.compile(r"\bnum=(\d+)(?!\d|/task)")
+_OF_USAGE = re.compile(r"\bngpus\w*\s*=\s*(\d+)")
+"""Devices of a host in LSF's ``rusage[ngpus_excl_p=2]``."""
+_OF_QUEUE = re.compile(r"(?:n|num_)?gpus?|gpu_card|cuda")
+"""What sites call their devices among Grid Engine's resources, whose names they choose."""
+_SHARED = re.compile(r"smp|omp|openmp|shm|shmem|threads?|threaded|multithread|multicore|single", re.IGNORECASE)
+"""Parallel environments of one host."""
 _PTILE = re.compile(r"\bptile\s*=\s*(\d+)")
 
 
@@ -23,7 +34,9 @@ def directives(text: str) -> list[str]:
             asked.setdefault(asking[1], []).extend(_split(asking[2]))
         elif line.strip() and not line.startswith("#"):
             break
-    return [*_of_pbs(asked.get("PBS", [])), *_of_lsf(asked.get("BSUB", [])), *_of_flux(asked.get("flux:", []))]
+    readers = {"PBS": _of_pbs, "MSUB": _of_pbs, "BSUB": _of_lsf, "flux:": _of_flux, "$": _of_grid_engine,
+               "PJM": _of_fujitsu, "OAR": _of_oar}  # fmt: skip
+    return [word for name, words in asked.items() for word in readers[name](words)]
 
 
 def _split(text: str) -> list[str]:
@@ -34,9 +47,13 @@ def _split(text: str) -> list[str]:
 
 
 def _of_pbs(words: Sequence[str]) -> Iterator[str]:
-    """``-l select=4:ngpus=8:mpiprocs=8``, in chunks of nodes, or Torque's ``-l nodes=4:ppn=64:gpus=8``."""
-    lists = [word for before, word in zip(["", *words], words, strict=False) if before == "-l"]
-    lists += [word.removeprefix("-l") for word in words if word.startswith("-l") and len(word) > 2]
+    """``-l select=4:ngpus=8:mpiprocs=8``, in chunks of nodes, or Torque's ``-l nodes=4:ppn=64:gpus=8``.
+
+    Resources of a job without chunks (``-l ngpus=4``) are one chunk.
+    """
+    lists = _values(words, "-l")
+    if (whole := _resources(lists)).get("ngpus", "").isdigit() and not whole.keys() & {"select", "nodes"}:
+        yield from ("--nodes", "1", "--gpus-per-node", whole["ngpus"])
     for listed in lists:
         named = re.match(r"(?:.*,)?(?:select|nodes)=([^,]+)", listed)
         if named is None:
@@ -52,6 +69,18 @@ def _of_pbs(words: Sequence[str]) -> Iterator[str]:
                 yield from (flag, value)
 
 
+def _values(words: Sequence[str], flag: str) -> list[str]:
+    """What all ``flag`` of one letter are given, apart or glued (``-l x``, ``-lx``)."""
+    apart = [word for before, word in zip(["", *words], words, strict=False) if before == flag]
+    return apart + [word.removeprefix(flag) for word in words if word.startswith(flag) and len(word) > len(flag)]
+
+
+def _resources(lists: Sequence[str]) -> dict[str, str]:
+    """Resources by name, of all lists (``h_rt=1:0:0,gpu=2``)."""
+    parts = (part.partition("=") for listed in lists for part in listed.split(","))
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
 def _of_lsf(words: Sequence[str]) -> Iterator[str]:
     """Hosts, or slots and how many of a host, and ``-gpu "num=8"`` of a host; slots alone may be cores."""
     slots, nodes = value_of(words, ("-n",)), value_of(words, ("-nnodes",))
@@ -60,7 +89,9 @@ def _of_lsf(words: Sequence[str]) -> Iterator[str]:
         nodes = str(-(-int(slots) // int(tile[1])))
     if nodes and nodes.isdigit():
         yield from ("--nodes", nodes)
-    if each := _NUM_OF_HOST.search(value_of(words, ("-gpu",)) or ""):
+    told = value_of(words, ("-gpu",)) or ""
+    usage = next((used for listed in _values(words, "-R") if (used := _OF_USAGE.search(listed))), None)
+    if each := _NUM_OF_HOST.search(told) or (None if told else usage):
         yield from ("--gpus-per-node", each[1])
 
 
@@ -72,6 +103,31 @@ def _of_flux(words: Sequence[str]) -> Iterator[str]:
     ):  # fmt: skip
         value = value_of([part for word in words for part in _apart(word)], names)
         if value and value.isdigit():
+            yield from (flag, value)
+
+
+def _of_grid_engine(words: Sequence[str]) -> Iterator[str]:
+    """Devices of a job on one host (``-l gpu=2``); none where a parallel environment spreads its slots over several."""
+    counts = [value for name, value in _resources(_values(words, "-l")).items() if _OF_QUEUE.fullmatch(name)]
+    is_of_host = _SHARED.fullmatch(value_of(words, ("-pe",)) or "smp")
+    if is_of_host and len(counts) == 1 and counts[0].isdigit():
+        yield from ("--nodes", "1", "--gpus-per-node", counts[0])
+
+
+def _of_fujitsu(words: Sequence[str]) -> Iterator[str]:
+    """``-L node=2``, ``-L gpu=4`` of a node."""
+    told = _resources(_values(words, "-L"))
+    for flag, name in (("--nodes", "node"), ("--gpus-per-node", "gpu")):
+        if (value := told.get(name, "")).isdigit():
+            yield from (flag, value)
+
+
+def _of_oar(words: Sequence[str]) -> Iterator[str]:
+    """``-l /host=2/gpu=4,walltime=1:0:0``."""
+    told = _resources([listed.replace("/", ",") for listed in _values(words, "-l")])
+    for flag, names in (("--nodes", ("host", "nodes", "node")), ("--gpus-per-node", ("gpu", "gpu_device"))):
+        value = next((told[name] for name in names if name in told), "")
+        if value.isdigit():
             yield from (flag, value)
 
 
@@ -88,9 +144,20 @@ def ranks_of_jsrun(words: Sequence[str]) -> int | None:
     return int(sets) * int(tasks or 1)
 
 
-def hosts_of(text: str) -> tuple[int, int | None]:
-    """Hosts in a hostfile (``name slots=8``, or ``name:8``), and the slots of each if all have as many."""
-    lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    slots = [re.search(r"(?:slots\s*=\s*|:)(\d+)\s*$", line) for line in lines if line]
-    counts = {int(each[1]) if each else None for each in slots}
-    return len(slots), counts.pop() if len(counts) == 1 else None
+def hosts_of(text: str, source: str) -> dict[str, int | None]:
+    """The slots of every host of a hostfile (``name slots=8``, or ``name:8``), None where nothing says any.
+
+    A host that stands there several times has the slots of all its lines, one of each without a number. Raises
+    UserError for a host with none, or with more than a node has.
+    """
+    lines: dict[str, list[int | None]] = {}
+    for line in (line.split("#")[0].strip() for line in text.splitlines()):
+        if line:
+            slots = re.search(r"(?:slots\s*=\s*|:)(\d+)\b", line)
+            lines.setdefault(re.split(r"[\s:]", line)[0], []).append(int(slots[1]) if slots else None)
+    hosts = {host: None if told == [None] else sum(1 if each is None else each for each in told)
+             for host, told in lines.items()}  # fmt: skip
+    for host, count in hosts.items():
+        if count is not None and not 1 <= count <= MOST_SLOTS:
+            raise UserError(f"{source}: {host}: slots = {count}: allowed: 1 to {MOST_SLOTS:,} of a node")
+    return hosts

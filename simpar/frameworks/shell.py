@@ -472,6 +472,10 @@ class Script:
         """Leave out a statement whose ``condition`` the script alone does not decide."""
         return leave_undecided(self, node, condition)
 
+    def _unset_command(self, node: Node) -> bool | None:
+        words = [word for child in node.named_children for word in self.variables.words(child)]
+        return run_built_in(self, ["unset", *words], None, ())
+
     def _compound_statement(self, node: Node) -> bool | None:
         if node.children[0].type != "((":
             return self._all(node.named_children)
@@ -491,4 +495,5 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "case_statement": Script._case_statement, "for_statement": run_for,
     "while_statement": run_while, "c_style_for_statement": run_counted, "test_command": Script._test_command,
     "compound_statement": Script._compound_statement, "pipeline": run_pipeline,
+    "unset_command": Script._unset_command,
 }  # fmt: skip

@@ -33,8 +33,15 @@ def _cd(script: Script, words: list[str], _: str | None) -> bool | None:
 
 
 def _unset(script: Script, words: list[str], _: str | None) -> bool:
+    if "-f" in words:
+        for word in words:
+            script.functions.pop(word, None)
+        return True
     for word in words:
-        script.variables.pop(word, None)
+        for name in [each for each in script.variables if each == word or each.startswith(f"{word}[")]:
+            del script.variables[name]
+        script.variables.implied.pop(word, None)
+        script.exported.discard(word)
     return True
 
 

@@ -189,6 +189,10 @@ def _exported(words: Sequence[str]) -> dict[str, str]:
     return {}
 
 
+HOSTFILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
+"""Flags of launchers whose value is a file of hosts."""
+
+
 def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | None:
     """The script or the text that a command hands to a shell; None if it starts a program."""
     for at, word in enumerate(words):
@@ -206,7 +210,8 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         if at == 0 and (name in WRAPPERS or (name == "torchrun" and {"--no-python", "--no_python"} & set(words))):
             continue
         is_path = at > 0 or "/" in word or is_script_name(word)
-        if is_path and not word.startswith("-") and is_script(word):
+        is_hosts = at > 0 and words[at - 1] in HOSTFILES
+        if is_path and not is_hosts and not word.startswith("-") and is_script(word):
             return Call(before, word, list(words[at + 1 :]))
         if (at == 0 and name not in XPK) or (_PROGRAM.fullmatch(name) and not set(XPK) & set(map(_name, words))):
             return None

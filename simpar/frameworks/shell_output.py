@@ -287,13 +287,20 @@ def _calculated(words: list[str], given: str) -> str | None:
 
 
 def _seq(words: list[str], _: str) -> str | None:
+    between = "\n"
+    if words and (apart := re.fullmatch(r"(?:-s|--separator=)(.+)", words[0])):  # seq -s, 0 3
+        between, words = apart[1], words[1:]
+    elif words[:1] == ["-s"] and len(words) > 1:
+        between, words = words[1], words[2:]
     if not words or not all(re.fullmatch(r"-?\d{1,6}", word) for word in words) or len(words) > 3:
         return None
     numbers = [int(word) for word in words]
     first, step, last = (1, 1, *numbers) if len(numbers) == 1 else (numbers[0], 1, numbers[1])
     if len(numbers) == 3:
         first, step, last = numbers
-    return "".join(f"{each}\n" for each in range(first, last + (1 if step > 0 else -1), step)) if step else None
+    if not step:
+        return None
+    return between.join(map(str, range(first, last + (1 if step > 0 else -1), step))) + "\n"
 
 
 def _scontrol(words: list[str], _: str) -> str | None:

@@ -10,9 +10,18 @@ from simpar.frameworks.reader import value_of
 NODES = ("--nodes", "-N")
 PARTS = ("--het-group", "--pack-group")
 TASKS, TASKS_OF_NODE = ("--ntasks", "-n"), ("--ntasks-per-node", "--tasks-per-node")
-DEVICES, DEVICES_OF_NODE, DEVICES_OF_TASK = ("--gpus", "-G"), ("--gpus-per-node", "--gres"), ("--gpus-per-task",)
+RESOURCES = ("--gres", "--tres-per-node", "--tres-per-task")
+"""Flags for resources of all kinds, of which devices are one."""
+DEVICES, DEVICES_OF_NODE = ("--gpus", "-G"), ("--gpus-per-node", "--gres", "--tres-per-node")
+DEVICES_OF_TASK, DEVICES_OF_SOCKET = ("--gpus-per-task", "--tres-per-task"), ("--gpus-per-socket",)
 _GLUED = re.compile(r"(-[NnGc])(\d\S*)")
-_COUNT = re.compile(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?")
+_COUNT = re.compile(r"(?:gpu:|[\w.-]+:)*(\d+)(?:\(.*\))?")
+_OF_DEVICES = re.compile(
+    r"(?:gres[/:])?gpu(?:[:=](?:[A-Za-z_][\w.-]*|\d+[a-z]\.[\w.]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?"
+)
+"""Devices among resources: ``gpu``, ``gpu:a100``, ``gpu:h100:8``, ``gres/gpu=2``."""
+_SLICE = re.compile(r"(?<!\d)\d+g\.\d+gb\b|(?<![\w-])(?:shard|mps)(?=[:=])", re.IGNORECASE)
+"""A slice of a device (MIG), or a share of one, among resources."""
 
 
 def directives(text: str) -> list[str]:
@@ -62,6 +71,32 @@ def count_of(value: str | None) -> int | None:
     return int(last[1]) or None if last else None
 
 
+def devices_among(value: str) -> int | None:
+    """The devices among resources of all kinds (``gpu:a100:2,nvme:1``): one where no number is said; None if none are.
+
+    Devices of several kinds add up.
+    """
+    devices = [match for part in value.split(",") if (match := _OF_DEVICES.fullmatch(part.strip()))]
+    return sum(int(each["count"] or 1) for each in devices) or None
+
+
+def count_told(words: Sequence[str], flag: str) -> int | None:
+    """The number of nodes, tasks or devices that ``flag`` asks for; None if it asks for none."""
+    value = value_of(words, (flag,))
+    return devices_among(value) if value and flag in RESOURCES else count_of(value)
+
+
+def first_told(words: Sequence[str], flags: Sequence[str]) -> int | None:
+    """The number that the first of ``flags`` with one asks for."""
+    return next(filter(None, (count_told(words, flag) for flag in flags)), None)
+
+
+def slices_of(words: Sequence[str]) -> list[str]:
+    """The flags that ask for slices or shares of devices."""
+    flags = (*RESOURCES, *DEVICES, "--gpus-per-node", *DEVICES_OF_TASK)
+    return [flag for flag in dict.fromkeys(flags) if _SLICE.search(value_of(words, (flag,)) or "")]
+
+
 def nodes_of(words: Sequence[str]) -> int | None:
     """The nodes that flags ask for; without a number of them, as few as hold the tasks, or the devices of one.
 
@@ -83,11 +118,14 @@ def devices_of_node(words: Sequence[str], nodes: int | None) -> int | None:
 
     ``nodes`` are those that something else says; one where nothing does.
     """
-    of_task, of_node = (count_of(value_of(words, names)) for names in (DEVICES_OF_TASK, TASKS_OF_NODE))
+    of_task, of_node = (first_told(words, names) for names in (DEVICES_OF_TASK, TASKS_OF_NODE))
+    of_socket, sockets = (first_told(words, names) for names in (DEVICES_OF_SOCKET, ("--sockets-per-node",)))
     tasks, nodes = count_of(value_of(words, TASKS)), count_of(value_of(words, NODES)) or nodes
     each = of_node or (tasks and nodes and tasks // nodes) or 1
+    if of_task or of_socket:
+        return of_task * each if of_task else of_socket and of_socket * (sockets or 1)
     whole = count_of(value_of(words, DEVICES))
-    return of_task * each if of_task else whole and max(1, whole // (nodes or 1))
+    return whole and max(1, whole // (nodes or 1))
 
 
 def variables_of(words: Sequence[str]) -> dict[str, list[str]]:
@@ -96,8 +134,8 @@ def variables_of(words: Sequence[str]) -> dict[str, list[str]]:
         return {}
     nodes = nodes_of(words)
     tasks, of_node = (count_of(value_of(words, names)) for names in (TASKS, TASKS_OF_NODE))
-    devices, whole = (count_of(value_of(words, names)) for names in (DEVICES_OF_NODE, DEVICES))
-    of_task, asked = count_of(value_of(words, DEVICES_OF_TASK)), count_of(value_of(words, ("--gpus-per-node",)))
+    devices, whole, of_task = (first_told(words, names) for names in (DEVICES_OF_NODE, DEVICES, DEVICES_OF_TASK))
+    asked = count_of(value_of(words, ("--gpus-per-node",)))
     ranks = tasks or (nodes and nodes * (of_node or 1))
     on_node = (
         devices or (whole and nodes and whole // nodes) or (of_task and ranks and nodes and of_task * ranks // nodes)

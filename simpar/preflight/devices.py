@@ -12,7 +12,7 @@ from simpar.hardware.instances import instance_named
 from simpar.preflight.environment import hardware_as_told
 from simpar.preflight.launcher import untold_size
 from simpar.preflight.launchers import OF_MACHINE
-from simpar.preflight.visible import left_out
+from simpar.preflight.visible import last_visible, left_out, visible_devices
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
@@ -73,6 +73,29 @@ def _after_exclusions(given: ParsedLaunch, whole: int, nodes: int | None) -> int
     return whole - most
 
 
+def _check_numbers(given: ParsedLaunch, whole: int, hardware: str) -> None:
+    """Refuse a variable that lists a device that a node has not. Raises UserError."""
+    name, last = last_visible(given.launch.environment)
+    if last >= whole:
+        raise UserError(
+            f"{given.where}: {name} lists device {last}: a node of {hardware} has {whole}; allowed: 0 to {whole - 1}"
+        )
+
+
+def _check_part(given: ParsedLaunch, facts: CheckFlags, cluster: Cluster) -> None:
+    """Refuse to spread a flag's devices over nodes that show some of theirs, where nothing says that there are several.
+
+    Raises UserError.
+    """
+    seen = visible_devices(given.launch.environment, given.launch.words)
+    if seen is None or facts.devices is None or facts.nodes or given.launch.nodes or cluster.nodes == 1:
+        return
+    raise UserError(
+        f"--gpus {facts.devices}: {given.where} shows its ranks {seen} devices of a node, so that these are "
+        f"{cluster.nodes} nodes; allowed: --gpus {seen}, or --nodes {cluster.nodes} if it starts on so many"
+    )
+
+
 def _of_nodes(nodes: int, each: int, ranks: int | None) -> int:
     """The devices that a flag's number of nodes means: all of each, or those of one node that ranks are started on."""
     return ranks if nodes == 1 and ranks is not None and ranks < each else nodes * each
@@ -85,6 +108,7 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
     one, instance = load_cluster(hardware), instance_named(hardware)
     whole = one.world_size // one.nodes
+    _check_numbers(given, whole, hardware)
     _in_cores(given, one.device, whole, notes)
     if one.profile.name != hardware and not Path(hardware).suffix:
         notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
@@ -121,8 +145,10 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
         return load_cluster(hardware, devices // whole)
     cluster = load_cluster(hardware, nodes, devices)
     per_node = cluster.profile.devices_per_node
+    _check_part(given, facts, cluster)
     if per_node < whole:
-        notes.append(f"{per_node} of the {whole} devices of a node of {hardware} are used.")
+        of_nodes = "a node" if cluster.nodes == 1 else f"each of {cluster.nodes} nodes"
+        notes.append(f"{per_node} of the {whole} devices of {of_nodes} of {hardware} are used.")
     elif launch.per_node not in (None, per_node):
         notes.append(f"{devices} ranks are {cluster.nodes} of {hardware}'s nodes of {per_node}.")
     return cluster

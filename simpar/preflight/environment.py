@@ -11,7 +11,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.network import OVER, split_network
 from simpar.layout.deciders import state_choices
 from simpar.preflight.launcher import without_launchers
-from simpar.preflight.visible import is_slice, visible_devices
+from simpar.preflight.visible import slice_lister, visible_devices
 
 NO_RDMA, NO_PEERS = "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"
 READ = (
@@ -39,7 +39,7 @@ WORDS = WordTable(
 """NCCL's, torch's and Transformer Engine's variables, with what simpar leaves out of them."""
 
 
-OF_SLICE = {"CUDA_VISIBLE_DEVICES": "a slice of a device (MIG), whose memory and processors its name does not say"}
+OF_SLICE = "a slice of a device (MIG), whose memory and processors its name does not say"
 OF_SEVERAL = {
     "CUDA_VISIBLE_DEVICES": "one process drives all of them (DataParallel, or layers spread by device_map), answered "
     "for one: the batch, memory and time"
@@ -109,5 +109,6 @@ def account_of(environment: Mapping[str, str], cluster: Cluster, *, is_alone: bo
     others = {name: value for name, value in allocator.items() if name != SEGMENTS}
     known = {name: value for name, value in known.items() if name not in idle}
     shared = is_alone and (visible_devices(environment) or 1) > 1
-    seen = Account(deciding=OF_SLICE if is_slice(environment) else OF_SEVERAL if shared else {})
+    slices = slice_lister(environment)
+    seen = Account(deciding={slices: OF_SLICE} if slices else OF_SEVERAL if shared else {})
     return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=idle) + seen

@@ -6,10 +6,8 @@ Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only r
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from math import prod
 from pathlib import PurePath
 
-from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
@@ -17,7 +15,6 @@ from simpar.frameworks.bridge_launch import recipe_in
 from simpar.frameworks.named import names_other, starts_python
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
-from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_devices import note_of_count
@@ -26,34 +23,31 @@ from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
-from simpar.hardware.instances import CORES_OF_CHIP
 from simpar.preflight.launchers import (
     ALIASES,
-    ALL_OF_NODE,
-    ALONE,
-    FILLED,
-    FILLS,
     GENERAL,
     IDLE,
-    INCLUDED,
     MODULES,
     NAMING,
     NODES,
-    OF_A_NODE,
-    OF_NODE,
     OF_NODES,
     OF_ONE,
     OF_ONE_NODE,
-    OF_PROGRAM,
     OF_RAY,
     PER_NODE,
     RANKS,
-    STARTS_ITSELF,
-    TASKS,
-    UNTOLD,
-    Flags,
 )
-from simpar.preflight.visible import included_devices, left_out, listed_devices, visible_devices
+from simpar.preflight.sizes import (
+    Told,
+    first_count,
+    gaps_of_devices,
+    gaps_of_sizes,
+    is_any_given,
+    is_untold,
+    sizes_of,
+    with_hosts,
+    without_batch,
+)
 
 
 @dataclass(frozen=True)
@@ -111,28 +105,33 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in _asked(script, told)]
     notes = [*script.notes, *filter(None, [note_of_count()]), *_others(script, target, started)]
-    nodes, per_node, ranks = _sizes(told, environment, started, target, notes)
-    if (hosts := _hosts(told, script)) is not None:
-        nodes, per_node = nodes or hosts[0], per_node or hosts[1]
+    asked: Told = told
+    is_started_alone = {launcher for launcher, _ in told} <= {"sbatch"}
+    is_single = is_started_alone and _is_process(started, target)
+    if is_single or (is_started_alone and target in OF_ONE):
+        asked, environment = without_batch(told, environment)
+    nodes, per_node, ranks = sizes_of(asked, environment, started, target, notes)
+    nodes, per_node, ranks = with_hosts((nodes, per_node, ranks), asked, script)
     of_ray = {key: slurm.count_of(value_of(started, names)) for key, names in OF_RAY.items()}
     if any(of_ray.values()):
         nodes, per_node, ranks = of_ray["nodes"], of_ray["each"], None
     if wrapper := _wrapper(started):
         nodes, per_node = nodes or 1, per_node or OF_ONE_NODE[wrapper]
-    if per_node is not None and ranks is None and _is_untold(told):
+    if per_node is not None and ranks is None and is_untold(asked):
         notes.append(
             "srun starts one task of a node unless --ntasks-per-node says more: taken as one for every device."
         )
-    is_single = not told and target is not None and starts_python(started) and not load_reader(target).devices.spawns
     if is_single and (of_all := environment.get("WORLD_SIZE")):
-        ranks, is_single = ranks or _of_environment(environment, ("WORLD_SIZE",)), False
+        ranks, is_single = ranks or first_count(environment, ("WORLD_SIZE",)), False
         notes.append(f"WORLD_SIZE={of_all}: python is started as one of {of_all} ranks.")
     text_of = None if config is None else script.text_of_file(config)
     config, config_text = (config, None) if text_of is None else text_of
     started = started or next((words for words in script.commands if _is_start(words)), [])
     return LaunchCommand(
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
-        is_single, gaps={**script.gaps, **({} if _any(environment, OF_NODES) else _gaps(told, nodes))},
+        is_single,
+        gaps={**script.gaps, **gaps_of_devices(told, environment, started, target),
+              **({} if is_any_given(environment, OF_NODES) else gaps_of_sizes(asked, nodes))},
     )  # fmt: skip
 
 
@@ -190,6 +189,11 @@ def _asked(script: Script, told: Sequence[tuple[str, list[str]]]) -> list[list[s
     return [script.further_parts[part - 1]] if part else script.directives
 
 
+def _is_process(words: Sequence[str], target: str | None) -> bool:
+    """Whether a command is one process of Python that starts no others."""
+    return target is not None and starts_python(words) and not load_reader(target).devices.spawns
+
+
 def _is_start(words: Sequence[str]) -> bool:
     """Whether a command that no reader knows starts a script by Python or a launcher."""
     return not _prints(words) and any(word.endswith(".py") for word in words)
@@ -199,139 +203,6 @@ def _prints(words: Sequence[str]) -> bool:
     return bool(words) and PurePath(words[0]).name in PRINTING
 
 
-def _sizes(
-    told: Sequence[tuple[str, list[str]]],
-    environment: Mapping[str, str],
-    words: Sequence[str],
-    target: str | None,
-    notes: list[str],
-) -> tuple[int | None, int | None, int | None]:
-    """Nodes, ranks of each, and ranks in all, as launchers and variables tell them; what is assumed is noted."""
-    if tuple(map(_name, words[:2])) == FILLS:
-        return _of_filled(told, environment, words)
-    of_ranks, is_of_node = [PER_NODE, RANKS], any(launcher in OF_A_NODE for launcher, _ in told)
-    if is_of_node:
-        of_ranks = [
-            {name: flags if name in OF_A_NODE else _but(flags, TASKS) for name, flags in known.items()}
-            for known in of_ranks
-        ]
-    nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
-    nodes = nodes or _of_environment(environment, OF_NODES)
-    batch = [word for launcher, words in told if launcher in ("srun", "sbatch") for word in words]
-    nodes = nodes or slurm.nodes_of(batch)
-    included = next((value for launcher, words in told if launcher == "deepspeed"
-                     if (value := value_of(words, INCLUDED))), None)  # fmt: skip
-    if included is not None:
-        of_included, devices = included_devices(included)
-        if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None:
-            nodes, per_node = of_included, devices
-        nodes = nodes or of_included
-    nodes = nodes or (1 if left_out(words, of_here=True) else None)
-    if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
-        ranks = ranks or ranks_of_jsrun(sets)
-    if per_node is None and (ranks is None or is_of_node):
-        per_node = _of_mapping(told) or listed_devices(told) or slurm.devices_of_node(batch, nodes)
-    if (slices := next((words for launcher, words in told if launcher == "xpk"), None)) is not None:
-        ranks = ranks or _chips(slices)
-    torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
-    if torchrun is not None:
-        own = value_of(torchrun, PER_NODE["torchrun"])
-        variable = _of_environment(environment, ("PET_NPROC_PER_NODE",))
-        if own is None:
-            ranks, per_node = None, variable or 1
-            if variable is None:
-                notes.append("torchrun starts one process of a node, because --nproc-per-node is not given.")
-        elif UNKNOWN.search(own):
-            per_node = per_node or visible_devices(environment, words)
-            which = "that variables show" if per_node else "of a node"
-            notes.append(f"--nproc-per-node {own}: only running would tell; taken as all devices {which}.")
-        elif own in ALL_OF_NODE:
-            per_node = per_node or visible_devices(environment, words)
-    elif per_node is None and ranks is None:
-        per_node = _of_environment(environment, OF_NODE) or visible_devices(environment, words)
-    if target in OF_ONE and not told and per_node is None and ranks is None:
-        per_node = 1
-    if _any(environment, OF_NODES):
-        return nodes, per_node, ranks
-    alone = "" if _spreads(told) else _alone(told)
-    if alone and (nodes or 1) > 1:
-        notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
-    if alone in UNTOLD:
-        notes.append(UNTOLD[alone])
-    if not told and per_node is None and (of_all := next(filter(None, map(OF_PROGRAM.get, map(_name, words))), None)):
-        nodes = 1
-        notes.append(of_all)
-    if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
-        nodes, ranks = 1, None if alone else ranks
-    return nodes, per_node, ranks
-
-
-def _of_filled(
-    told: Sequence[tuple[str, list[str]]], environment: Mapping[str, str], words: Sequence[str]
-) -> tuple[int, int | None, None]:
-    """As :func:`_sizes`, where a program tells its launcher what the batch system or the machine has."""
-    batch = [word for launcher, inner in told if launcher in ("srun", "sbatch") for word in inner]
-    nodes = _of_environment(environment, FILLED[:1]) or slurm.nodes_of(batch) or 1
-    per_node = _of_environment(environment, FILLED[1:]) or slurm.devices_of_node(batch, nodes)
-    return nodes, per_node or visible_devices(environment, words), None
-
-
-def _spreads(told: Iterable[tuple[str, list[str]]]) -> bool:
-    """Whether a launcher starts others on several nodes."""
-    return any(launcher in ("srun", "mpirun", "jsrun", "aprun", "flux") for launcher, _ in told)
-
-
-def _gaps(told: Sequence[tuple[str, list[str]]], nodes: int | None) -> dict[str, str]:
-    """The number of nodes, where one launcher has it and the one that it starts has not."""
-    if not (alone := _alone(told) if _spreads(told) and (nodes or 1) > 1 else ""):
-        return {}
-    return {ALONE[alone][0]: f"{alone} is not told it: on each of {nodes} nodes it starts a job of its own"}
-
-
-def _of_mapping(told: Iterable[tuple[str, list[str]]]) -> int | None:
-    """Ranks of a node that Open MPI maps there: ``--map-by ppr:8:node``."""
-    values = (value_of(words, ("--map-by", "-map-by")) or "" for launcher, words in told if launcher == "mpirun")
-    return next((int(match[1]) for value in values if (match := re.search(r"ppr:(\d+):node", value))), None)
-
-
-def _hosts(told: Iterable[tuple[str, list[str]]], script: Script) -> tuple[int, int | None] | None:
-    """Nodes and slots of each of a launcher's hosts, listed or in a file that is here; None if it tells none."""
-    for launcher, words in told:
-        if launcher not in ("deepspeed", "mpirun") or any(value_of(words, (flag,)) for flag in RANKS.get(launcher, ())):
-            continue
-        file = value_of(words, ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f"))
-        listed = value_of(words, ("-H", "--host", "-host", "-hosts"))
-        text = None if file is None or UNKNOWN.search(file) else script.text_of_file(file)
-        if text is not None:
-            return hosts_of(text[1])
-        if listed and not UNKNOWN.search(listed):
-            return hosts_of("\n".join(listed.split(",")))
-    return None
-
-
-def _chips(words: Sequence[str]) -> int | None:
-    """The TPU chips that xpk asks for: ``--device-type=v6e-256`` or ``tpu7x-4x4x4``, of every slice.
-
-    Names of some kinds count cores (:data:`CORES_OF_CHIP`).
-    """
-    named = value_of(words, ("--device-type", "--tpu-type", "--device_type", "--tpu_type")) or ""
-    slices = value_of(words, ("--num-slices", "--num_slices")) or "1"
-    match = re.fullmatch(r"([\w]+)-(\d+(?:x\d+){0,2})", named)
-    if match is None or not slices.isdigit():
-        return None
-    chips = prod(map(int, match[2].split("x")))
-    cores = 1 if "x" in match[2] else CORES_OF_CHIP.get(files.meant_by(match[1], "clusters") or "", 1)
-    return chips * int(slices) // cores
-
-
-def _is_untold(told: Sequence[tuple[str, list[str]]]) -> bool:
-    """Whether srun starts ranks itself, and nothing says how many."""
-    names = [launcher for launcher, _ in told]
-    count = (*slurm.TASKS, *slurm.TASKS_OF_NODE, "--ntasks-per-gpu")
-    is_told = any(value_of(words, count) for launcher, words in told if launcher in ("srun", "sbatch"))
-    return "srun" in names and not is_told and not set(names) & {*OF_A_NODE, "mpirun"}
-
-
 def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
     """The words of a command without its launchers' flags that only start it, and the names of these.
 
@@ -339,6 +210,7 @@ def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
     """
     known = {flag.replace("_", "-") for flags in (NODES, PER_NODE, RANKS) for each in flags.values() for flag in each}
     spelt = {word: word.replace("_", "-") for word in words.unread}
+    known |= {*slurm.DEVICES_OF_TASK, *slurm.DEVICES_OF_SOCKET, *slurm.RESOURCES, *slurm.DEVICES}
     used = tuple(word for word in spelt if spelt[word] in known)
     idle = tuple(word for word in spelt if any(matches(spelt[word], each) for each in IDLE))
     left = {word: value for word, value in words.unread.items() if word not in (*used, *idle)}
@@ -375,17 +247,6 @@ def _named(words: Sequence[str], script: Script) -> tuple[str, str | None] | Non
     return None if recipe is None else ("megatron-bridge", recipe)
 
 
-def _of_environment(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
-    """The first number among variables."""
-    values = (environment.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdigit() and int(value)), None)
-
-
-def _any(environment: Mapping[str, str], names: Iterable[str]) -> bool:
-    """Whether a variable is given, even if its value is not known."""
-    return any(environment.get(name) for name in names)
-
-
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     """Launchers of a command, each with its own flags: everything up to the next launcher or the script."""
     result: list[tuple[str, list[str]]] = []
@@ -401,28 +262,3 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         elif result:
             result[-1][1].extend(slurm.plain_flags([word]))
     return result
-
-
-def _alone(told: Sequence[tuple[str, list[str]]]) -> str:
-    """The launcher that starts a single node because nothing else is asked of it; "" if none does."""
-    asked = ((launcher, ALONE[launcher], words) for launcher, words in told if launcher in ALONE)
-    return next((launcher for launcher, flags, words in asked if value_of(words, flags) is None), "")
-
-
-def _starts_alone(told: Sequence[tuple[str, list[str]]], target: str | None, per_node: int | None) -> bool:
-    """Whether a single node is started: nothing else is asked of a launcher, or of a front end that is one."""
-    return (target in OF_ONE and not told) or (per_node is not None and target in STARTS_ITSELF)
-
-
-def _name(word: str) -> str:
-    return PurePath(word).name
-
-
-def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
-    return tuple(flag for flag in flags if flag not in others)
-
-
-def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:
-    """The first number that a launcher gets by one of its flags."""
-    values = (value_of(words, (flag,)) for launcher, words in told for flag in flags.get(launcher, ()))
-    return next((count for value in values if (count := slurm.count_of(value))), None)

@@ -16,8 +16,8 @@ NODES: Flags = {
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
     "torchrun": ("--nproc-per-node", "--nproc_per_node"),
-    "srun": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
-    "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
+    "srun": ("--gpus-per-node", "--ntasks-per-node", "--gres", "--tres-per-node"),
+    "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres", "--tres-per-node"),
     "deepspeed": ("--num_gpus", "--num-gpus"),
     "msrun": ("--local_worker_num", "--local-worker-num"),
     "mpirun": ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--perhost", "-N"),
@@ -44,7 +44,10 @@ RANKS: Flags = {
     "composer": ("--world_size",),
 }
 """Flags for the total number of ranks."""
-TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
+TASKS = (
+    "--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost",
+    "--perhost", "-N",
+)  # fmt: skip
 """Flags that count tasks: ranks, unless each task is a launcher that starts the ranks of its node."""
 OF_A_NODE = ("torchrun", "deepspeed", "accelerate", "composer", "fabric")
 """Launchers that start the ranks of one node."""
@@ -94,7 +97,7 @@ OF_ONE = ("megatron-swift", "swift", "oumi")
 """Readers of front ends that start one process where no variable asks for more."""
 OF_NODES = ("NNODES", "PET_NNODES")
 """Variables in which the same front ends take the number of nodes."""
-ALL_OF_NODE = ("gpu", "auto", "cuda")
+ALL_OF_NODE = ("gpu", "auto", "cuda", "xpu", "npu", "hpu", "musa", "mlu")
 """Values of torchrun's ``--nproc-per-node`` that mean every device."""
 INCLUDED = ("--include", "-i")
 
@@ -116,7 +119,7 @@ IDLE = (
     "--no-capture-output", "--live-stream", "--capture-range*", "--cuda-memory-usage", "--cudabacktrace",
     "--force-overwrite", "--trace*", "--python-sampling*", "--python-backtrace", "--gpu-metrics-*", "--sample",
     "--stats", "--bind", "--accel-bind", "--gpu-bind", "--overlap", "--display-*", "--rank-by", "--use-hwthread-cpus",
-    "--nooversubscribe", "--timestamp-output", "--output-filename", "--worker", "--zone", "--project",
+    "--runtime", "--nooversubscribe", "--timestamp-output", "--output-filename", "--worker", "--zone", "--project",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 FILLS, FILLED = ("oumi", "distributed"), ("SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE")

@@ -8,18 +8,25 @@ from pathlib import PurePath
 from simpar.errors import UserError
 from simpar.frameworks.named import HUB, RUNTIMES
 from simpar.frameworks.reader import value_of
+from simpar.frameworks.shell_words import UNKNOWN
 
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
-"""Variables that list the devices of a node that a job may use."""
-OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES",)
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""Variables that list the devices of a node that a process may use, as CUDA and HIP read them."""
+OF_OTHERS = ("ASCEND_RT_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES")
+"""Their kin of other vendors."""
+OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES")
 """Variables by which a container's runtime takes its devices."""
 ALL = ("all", "")
-NONE = ("-1", "NoDevFiles", "none", "void")
+NONE = ("none", "void", "nodevfiles", "-1")
 """Lists of no device."""
 _VARIABLES = ("-e", "--env")
+_OF_APPTAINER = ("APPTAINERENV_", "SINGULARITYENV_")
+"""What the names of variables of a container begin with outside of it."""
+_CONTAINERS = (*RUNTIMES, "apptainer", "singularity")
+_NODE_OF_DEVICE = re.compile(r"nvidia\.com/gpu=(?!all)|/dev/dri/renderD\d+$|/dev/davinci\d+$")
 _EXCLUDED = ("--exclude", "-e")
 SLICE = "MIG-"
-"""How the names of slices of a device begin."""
+"""How the names of slices of a device begin; a container's runtime also takes ``0:1``."""
 
 
 def visible_devices(environment: Mapping[str, str], words: Sequence[str] = ()) -> int | None:
@@ -27,45 +34,95 @@ def visible_devices(environment: Mapping[str, str], words: Sequence[str] = ()) -
 
     Raises UserError for a list of none: nothing would be trained on devices.
     """
-    variables = {**_passed(words), **environment}
-    names = (*VISIBLE, *OF_CONTAINERS)
-    name, listed = next(((name, variables[name]) for name in names if variables.get(name)), ("", ""))
-    if listed.strip() in NONE:
+    name, listed = _list_of(environment, words)
+    if not name:
+        return _given(words) or _of_machine(words)
+    if UNKNOWN.search(listed):
+        return None
+    count = _as_driver(listed) if name in VISIBLE else _count(listed)
+    if count == 0:
         raise UserError(f"{name}={listed}: no device is visible, so that processors would train; allowed: 0, 0,1, ...")
-    return _count(listed) or _given(words) or _of_machine(words)
+    return count or _given(words) or _of_machine(words)
 
 
-def is_slice(environment: Mapping[str, str]) -> bool:
-    """Whether what a command may use is a slice of a device (MIG)."""
-    return any(environment.get(name, "").startswith(SLICE) for name in VISIBLE)
+def _list_of(environment: Mapping[str, str], words: Sequence[str]) -> tuple[str, str]:
+    """The variable that lists devices, and its list; "" if none does. An empty list is one of CUDA's alone."""
+    inner = {name.removeprefix(begin): value for begin in _OF_APPTAINER
+             for name, value in environment.items() if name.startswith(begin)}  # fmt: skip
+    variables = {**_passed(words), **inner, **environment}
+    told = ((name, variables[name]) for name in (*VISIBLE, *OF_OTHERS, *OF_CONTAINERS) if name in variables)
+    return next(((name, listed) for name, listed in told if listed or name in VISIBLE), ("", ""))
+
+
+def last_visible(environment: Mapping[str, str]) -> tuple[str, int]:
+    """The variable that lists devices by number, and the highest of these; ("", -1) if none does."""
+    name, listed = _list_of(environment, ())
+    numbers = [int(each) for each in listed.split(",") if each.strip().isdigit()]
+    return (name, max(numbers)) if name in VISIBLE and numbers else ("", -1)
+
+
+def slice_lister(environment: Mapping[str, str], words: Sequence[str] = ()) -> str:
+    """What lists slices of devices (MIG) for a command: a variable, or a container's ``--gpus``; "" if nothing does."""
+    name, listed = _list_of(environment, words)
+    given = listed if name else _device_list(words)
+    sliced = given.startswith(SLICE) or (name not in VISIBLE and re.match(r"\d+:\d+", given) is not None)
+    return (name or "--gpus") if sliced else ""
+
+
+def _as_driver(listed: str) -> int:
+    """The devices of a list of CUDA's or HIP's (``torch/cuda/__init__.py``, ``_parse_visible_devices``).
+
+    Those up to the first word that is no device's; none where one stands there twice.
+    """
+    names = [each.strip() for each in listed.split(",")]
+    begin = next((each for each in ("GPU-", SLICE) if names[0].startswith(each)), None)
+    known = (each.startswith(begin) if begin else re.match(r"\d", each) for each in names)
+    taken = [name for name, _ in takewhile(lambda pair: pair[1], zip(names, known, strict=True))]
+    numbers = taken if begin else [re.match(r"\d+", each)[0] for each in taken]  # type: ignore[index]
+    return len(numbers) if len({*numbers}) == len(numbers) else 0
 
 
 def _count(listed: str) -> int | None:
-    """The devices of a list of numbers or names; None for all of them, or for what only running would tell."""
-    devices = [each for each in listed.split(",") if each.strip()]
-    if listed in ALL or not all(re.fullmatch(r"\s*[\w/-]+\s*", each) for each in devices):
+    """The devices of a list of numbers, ranges of them, slices or names; None for all, or for what is no list."""
+    devices = [each.strip() for each in listed.split(",") if each.strip()]
+    if listed.strip().lower() in NONE:
+        return 0
+    if listed in ALL or not all(re.fullmatch(r"[\w:/-]+", each) for each in devices):
         return None
-    return len(devices)
+    ranges = (re.fullmatch(r"(\d+)-(\d+)", each) for each in devices)
+    return sum(max(0, int(each[2]) - int(each[1]) + 1) if each else 1 for each in ranges)
 
 
 def _of_container(words: Sequence[str]) -> Sequence[str]:
     """The words behind the program that starts a container; () for all other commands."""
-    return next((words[at + 1 :] for at, word in enumerate(words) if PurePath(word).name in RUNTIMES), ())
+    return next((words[at + 1 :] for at, word in enumerate(words) if PurePath(word).name in _CONTAINERS), ())
 
 
 def _given(words: Sequence[str]) -> int | None:
     """The devices of ``docker run --gpus 2``, ``--gpus '"device=0,1"'`` or ``--device nvidia.com/gpu=0``."""
     inner = _of_container(words)
-    told = (value_of(inner, ("--gpus",)) or "").strip("'\"")
+    told = _asked(words)
     if told.isdigit():
         return int(told) or None
-    parts = dict(part.split("=", 1) for part in re.split(r",(?=\w+=)", told) if "=" in part)
-    if parts.get("count", "").isdigit():
-        return int(parts["count"])
-    if listed := parts.get("device", "").strip("'\""):
+    if (count := _parts(told).get("count", "")).isdigit():
+        return int(count)
+    if listed := _device_list(words):
         return _count(listed)
-    named = [word for word in inner if re.search(r"nvidia\.com/gpu=(?!all)", word)]
-    return len(named) or None
+    return len({word for word in inner if _NODE_OF_DEVICE.search(word)}) or None
+
+
+def _asked(words: Sequence[str]) -> str:
+    """What a container is asked to have: ``--gpus 2``; "" if that is not said."""
+    return (value_of(_of_container(words), ("--gpus",)) or "").strip("'\"")
+
+
+def _parts(told: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in re.split(r",(?=\w+=)", told) if "=" in part)
+
+
+def _device_list(words: Sequence[str]) -> str:
+    """The devices that a container is given by number or name; "" if none are."""
+    return _parts(_asked(words)).get("device", "").strip("'\"")
 
 
 def _of_machine(words: Sequence[str]) -> int | None:
@@ -81,11 +138,18 @@ def _of_machine(words: Sequence[str]) -> int | None:
 
 
 def _passed(words: Sequence[str]) -> dict[str, str]:
-    """Variables that a container is given: ``-e NAME=VALUE``."""
+    """Variables that a container is given: ``-e NAME=VALUE``, or Apptainer's ``--env NAME=VALUE,NAME=VALUE``."""
     inner = _of_container(words)
     pairs = ((inner[at + 1] if word in _VARIABLES else word.partition("=")[2])
              for at, word in enumerate(inner[:-1]) if word.partition("=")[0] in _VARIABLES)  # fmt: skip
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    apart = (each for pair in pairs for each in re.split(r",(?=[A-Za-z_]\w*=)", pair))
+    return dict(pair.split("=", 1) for pair in apart if "=" in pair)
+
+
+def unread_list(environment: Mapping[str, str], words: Sequence[str]) -> str:
+    """The variable that lists devices as only running would tell; "" if none does."""
+    name, listed = _list_of(environment, words)
+    return name if UNKNOWN.search(listed) else ""
 
 
 def left_out(words: Sequence[str], *, of_here: bool = False) -> dict[str, int]:
@@ -93,21 +157,44 @@ def left_out(words: Sequence[str], *, of_here: bool = False) -> dict[str, int]:
 
     Hosts that are left out whole are none: their number is for who says how many there are.
     """
-    inner = next((words[at + 1 :] for at, word in enumerate(words) if PurePath(word).name == "deepspeed"), ())
-    before = [*takewhile(lambda word: not word.endswith(".py"), inner)]
-    hosts = (each.partition(":") for each in (value_of(before, _EXCLUDED) or "").split("@"))
-    result = {host: len(devices.split(",")) for host, _, devices in hosts if devices}
+    result = {host: len(devices) for host, devices in _excluded(_of_deepspeed(words)).items() if devices}
     return result if not of_here or {*result} == {"localhost"} else {}
+
+
+def _of_deepspeed(words: Sequence[str]) -> Sequence[str]:
+    return next((words[at + 1 :] for at, word in enumerate(words) if PurePath(word).name in ("deepspeed", "ds")), ())
+
+
+def _excluded(words: Sequence[str]) -> dict[str, list[str]]:
+    """The devices of every host that the launcher's ``--exclude`` names; none of a host that is named whole."""
+    before = [*takewhile(lambda word: not word.endswith(".py"), words)]
+    hosts = (each.partition(":") for each in (value_of(before, _EXCLUDED) or "").split("@"))
+    return {host: [*filter(None, devices.split(","))] for host, _, devices in hosts if host}
+
+
+def remaining_hosts(hosts: Mapping[str, int | None], words: Sequence[str], source: str) -> dict[str, int | None]:
+    """The slots of the hosts of a file that DeepSpeed's ``--exclude`` leaves. Raises UserError if it leaves none."""
+    excluded = _excluded(words)
+    if unknown := [host for host in excluded if host not in hosts]:
+        raise UserError(f"{source}: --exclude {unknown[0]}: allowed: hosts of the file, {', '.join(hosts)}")
+    left = {host: slots if slots is None else slots - len({*excluded.get(host, ())}) for host, slots in hosts.items()
+            if excluded.get(host) != []}  # fmt: skip
+    left = {host: slots for host, slots in left.items() if slots is None or slots > 0}
+    if not left:
+        raise UserError(f"{source}: --exclude leaves no device of {', '.join(hosts)}; allowed: fewer")
+    return left
 
 
 def included_devices(text: str) -> tuple[int, int | None]:
     """Nodes and devices of each in DeepSpeed's ``host:0,1@host2:0,1`` (``launcher/runner.py``, parse_resource_filter).
 
-    The number of devices is None where whole nodes are named, or unequal parts of them.
+    The number of devices is None where whole nodes are named. Raises UserError for unequal parts of them.
     """
     hosts = [host.partition(":")[2] for host in text.split("@")]
-    counts = {len(devices.split(",")) if devices else None for devices in hosts}
-    return len(hosts), counts.pop() if len(counts) == 1 else None
+    counts = {len({*devices.split(",")}) if devices else None for devices in hosts}
+    if len(counts) > 1:
+        raise UserError(f"--include {text}: nodes with unlike numbers of devices; allowed: equal nodes")
+    return len(hosts), counts.pop()
 
 
 def listed_devices(told: Iterable[tuple[str, list[str]]]) -> int | None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.frameworks.schedulers import directives, hosts_of, ranks_of_jsrun
 
 
@@ -16,6 +17,16 @@ from simpar.frameworks.schedulers import directives, hosts_of, ranks_of_jsrun
         ("#BSUB -n 64", ""),
         ("#flux: -N2 -n 16", "--nodes 2 --ntasks 16"),
         ("echo\n#PBS -l select=4", ""),
+        ("#PBS -l ngpus=4\n#PBS -l ncpus=48", "--nodes 1 --gpus-per-node 4"),
+        ("#MSUB -l nodes=2:ppn=8:gpus=4", "--nodes 2 --gpus-per-node 4"),
+        ("#BSUB -R 'rusage[ngpus_excl_p=2]'", "--gpus-per-node 2"),
+        ("#$ -cwd\n#$ -l h_vmem=16G,gpu=2", "--nodes 1 --gpus-per-node 2"),
+        ("#$ -l gpus=4 -pe omp 8", "--nodes 1 --gpus-per-node 4"),
+        ("#$ -l gpu=4\n#$ -pe mpi 64", ""),  # slots on hosts whose number is not said
+        ("#$ -l gpus=0.25", ""),
+        ("#$ -l gpu_type=V100,h_rt=1:0:0", ""),
+        ("#PJM -L node=2\n#PJM -L gpu=4", "--nodes 2 --gpus-per-node 4"),
+        ("#OAR -l /nodes=2/gpu=4,walltime=1:0:0", "--nodes 2 --gpus-per-node 4"),
         ("#SBATCH -N 4", ""),
     ],
 )
@@ -31,6 +42,10 @@ def test_ranks_of_jsrun(words, ranks):
 
 
 def test_hosts_of_a_file():
-    """Comments are none; hosts of unequal slots have no common number."""
-    assert hosts_of("# all\na slots=8\nb slots = 8\n") == (2, 8)
-    assert hosts_of("a:4\nb:8\n") == (2, None)
+    """Comments are none; a host that stands there twice has the slots of both lines."""
+    assert hosts_of("# all\na slots=8\nb slots = 8\n", "hosts") == {"a": 8, "b": 8}
+    assert hosts_of("a:4\nb:8\nc\n", "hosts") == {"a": 4, "b": 8, "c": None}
+    assert hosts_of("a\na\nb\nb\n", "hosts") == {"a": 2, "b": 2}  # as a batch system lists them
+    for slots in ("0", "1025", "9" * 30):
+        with pytest.raises(UserError, match=rf"hosts: a: slots = {slots}: allowed: 1 to 1,024 of a node"):
+            hosts_of(f"a slots={slots}", "hosts")

@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
         ("run $10", ["${1}0"]),
         ("N=2; run $((N * $(echo 4))) \"x$((N+1))\"", ["8", "x3"]),
         ("run $(nvidia-smi -L | wc -l)", ["$(nvidia-smi -L | wc -l)"]),
-        ("run $(expr 2 + 3) $(seq -s x 3) $(printf '%s-%d' a 4)", ["5", "$(seq -s x 3)", "a-4"]),
+        ("run $(expr 2 + 3) $(seq -s x 3)$(seq -s, 0 2) $(printf '%s-%d' a 4)", ["5", "1x2x30,1,2", "a-4"]),
         ("X=A; A=7; run ${!X}", ["7"]),
     ],
 )  # fmt: skip

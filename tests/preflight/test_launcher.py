@@ -41,7 +41,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"accelerate launch {TRAIN}", 1, None, None),
         (f"msrun --worker_num 16 --local_worker_num 8 --join=False {TRAIN}", None, 8, 16),
         (f"CUDA_VISIBLE_DEVICES=0 python {TRAIN}", None, 1, None),
-        (f"export HIP_VISIBLE_DEVICES=0,1\npython {TRAIN}", None, 2, None),
+        (f"export HIP_VISIBLE_DEVICES=0,1\npython {TRAIN}", None, 1, None),
         (f"#SBATCH --nodes=4\n#SBATCH --gpus-per-node=a100:4\nsrun python {TRAIN}", 4, 4, None),
         (f"torchrun {TRAIN}", 1, 1, None),
         (f"torchrun --nproc-per-node=$(nvidia-smi -L | wc -l) {TRAIN}", 1, None, None),
@@ -76,11 +76,31 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"aprun -n 32 -N 8 python {TRAIN}", None, 8, 32),
         (f"mpiexec.hydra -ppn 8 -n 32 python {TRAIN}", None, 8, 32),
         (f"mpirun -H a:8,b:8 python {TRAIN}", 2, 8, None),
-        (f"mpirun -np 32 --map-by ppr:8:node python {TRAIN}", None, None, 32),
+        (f"mpirun -np 32 --map-by ppr:8:node python {TRAIN}", None, 8, 32),
         (f"deepspeed --include localhost:1,0 --num_gpus 2 {TRAIN}", 1, 2, None),
         (f"deepspeed --exclude localhost:0 {TRAIN}", 1, None, None),  # as many as the hardware has left
         (f"deepspeed --exclude host1:0 {TRAIN}", None, None, None),  # of a number that only its hosts tell
         (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h {TRAIN}", 2, 4, None),
+        (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h --exclude a {TRAIN}", 1, 4, None),
+        (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h -e a:0@b:3 {TRAIN}", 2, 3, None),
+        (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\nmpirun --hostfile h -np 8 python {TRAIN}", 2, 4, 8),
+        (f"mpiexec -H a:4,b:4 -np 8 python {TRAIN}", 2, 4, 8),
+        (f"mpirun -H a:8,b:8 -np 4 python {TRAIN}", 1, 4, 4),
+        (f"mpirun -np 2 -ppn 1 torchrun --nnodes 2 --nproc_per_node 4 {TRAIN}", 2, 4, None),
+        (f"srun --gres=gpu:8 torchrun --nproc_per_node 4 {TRAIN}", 1, 4, None),
+        (f"#SBATCH -N 2 --gpus-per-node=8\nsrun accelerate launch --num_processes 8 --num_machines 2 {TRAIN}",
+         2, None, 8),
+        (f"#SBATCH -N 1 --gres=gpu:a100\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 1, None),
+        (f"#SBATCH -N 1 --gres=nvme:1,gpu:a100:3\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 3, None),
+        (f"#SBATCH -N 1 --tres-per-node=gres/gpu:2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 2, None),
+        (f"#SBATCH -N 1 --sockets-per-node=2 --gpus-per-socket=2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 4, None),
+        (f"#SBATCH -N 1 --gres=gpu:4\nCUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu {TRAIN}", 1, 2, None),
+        (f"#SBATCH -N 2 --ntasks-per-node=4 --gpus-per-node=8\nsrun python {TRAIN}", 2, 4, None),
+        (f"#SBATCH -N 2 --ntasks=8 --gpus-per-node=8\nsrun python {TRAIN}", 2, None, 8),
+        (f"#SBATCH -N 2 --ntasks-per-node=4 --gpus-per-node=4\npython {TRAIN}", None, 1, None),
+        (f"#$ -l gpu=2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 2, None),
+        (f"export CUDA_VISIBLE_DEVICES=0\nunset CUDA_VISIBLE_DEVICES\ntorchrun --nproc_per_node gpu {TRAIN}",
+         1, None, None),
     ],
 )  # fmt: skip
 def test_nodes_and_ranks(text: str, nodes: int | None, per_node: int | None, ranks: int | None) -> None:
@@ -263,3 +283,49 @@ def test_llama_factorys_program_starts_the_devices_of_a_machine(start, nodes, pe
     assert any("starts the devices of this machine" in note for note in launch.notes) == (
         (nodes, per_node) == (1, None)
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 4 {TRAIN}", "torchrun starts 4 ranks .* 2 devices"),
+        (f"docker run --gpus 2 i torchrun --nproc_per_node 4 {TRAIN}", "torchrun starts 4 ranks .* 2 devices"),
+        (f"CUDA_VISIBLE_DEVICES=0 accelerate launch --num_processes 2 {TRAIN}", "accelerate starts 2 .* 1 devices"),
+        (f"NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1 swift sft {TRAIN}", "NPROC_PER_NODE starts 4 .* show 2 devices"),
+        (f"torchrun --nproc_per_node cpu {TRAIN}", "--nproc-per-node cpu: allowed: a number from 1, or gpu, auto"),
+        (f"torchrun --nproc_per_node eight {TRAIN}", "--nproc-per-node eight: allowed: a number from 1"),
+        (f"deepspeed --include a:0,1@b:0 {TRAIN}", "--include a:0,1@b:0: nodes with unlike numbers of devices"),
+        (f"mpirun -H a:4,b:8 python {TRAIN}", "job.sh: hosts with unlike numbers of slots .a 4, b 8.; allowed"),
+        (f"mpirun -H a:4,b:4 -np 6 python {TRAIN}", "6 ranks leave the last host of 4 slots with 2; allowed"),
+        (f"cat > h <<E\na slots=4\nE\ndeepspeed --hostfile h -e b {TRAIN}", "--exclude b: allowed: hosts of the file"),
+    ],
+)  # fmt: skip
+def test_ranks_without_a_device_of_their_own_are_refused(text, message):
+    """What would end in "invalid device ordinal", and nodes that differ, were answered for whole nodes."""
+    with pytest.raises(UserError, match=message):
+        launch_of(text, "job.sh")
+
+
+def test_deepspeed_shows_its_ranks_other_devices_where_it_is_told_a_number():
+    """``launcher/runner.py`` ignores the variable then."""
+    launch = launch_of(f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 4 {TRAIN}", "job.sh")
+    assert (launch.nodes, launch.per_node) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "gap"),
+    [
+        (f"#SBATCH -N 1 --gres=gpu:a100_3g.20gb:1\npython {TRAIN}", "--gres"),
+        (f"#SBATCH -N 1 --gres=gpu:1g.10gb:1\npython {TRAIN}", "--gres"),
+        (f"#SBATCH -N 1 --gres=shard:4\npython {TRAIN}", "--gres"),
+        (f"docker run --gpus device=0:1 i python {TRAIN}", "--gpus"),
+        (f"CUDA_VISIBLE_DEVICES=$(pick) torchrun --nproc_per_node gpu {TRAIN}", "CUDA_VISIBLE_DEVICES"),
+        (f"#SBATCH -N 1 --gres=gpu:2\ntorchrun --nproc_per_node 4 {TRAIN}", "--nproc-per-node"),
+        (f"#SBATCH -N 1 --gres=gpu:2\nswift sft {TRAIN}", "NPROC_PER_NODE"),
+        (f"#SBATCH -N 1 --gres=gpu:2\ntorchrun --nproc_per_node 2 {TRAIN}", ""),
+        (f"CUDA_VISIBLE_DEVICES=$(pick) torchrun --nproc_per_node 2 {TRAIN}", ""),
+    ],
+)
+def test_devices_that_are_open_may_decide(text, gap):
+    """Slices and shares, devices that only running would tell, and fewer than ranks."""
+    assert [*launch_of(text, "job.sh").gaps] == [gap] * bool(gap)

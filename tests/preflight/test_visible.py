@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from simpar.errors import UserError
-from simpar.preflight.visible import is_slice, left_out, visible_devices
+from simpar.preflight.visible import left_out, slice_lister, visible_devices
 from simpar.verbs import check
 
 SFT = "sft.py --model_name_or_path gpt2 --per_device_train_batch_size 1 --max_length 512 --packing --bf16"
@@ -36,6 +36,15 @@ def devices(text, **flags):
         ({}, "podman run --device nvidia.com/gpu=all image", None),
         ({}, "docker run --gpus all -e A=1 -e NVIDIA_VISIBLE_DEVICES=4,5 image", 2),
         ({}, "docker run --gpus all --env=CUDA_VISIBLE_DEVICES=4 image", 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, "", 2), ({"CUDA_VISIBLE_DEVICES": "0-3"}, "", 1),
+        ({"CUDA_VISIBLE_DEVICES": "0 1"}, "", 1), ({"CUDA_VISIBLE_DEVICES": "0,"}, "", 1),
+        ({"GPU_DEVICE_ORDINAL": "0,1"}, "", 2), ({"HABANA_VISIBLE_MODULES": "0,1,2"}, "", 3),
+        ({}, "docker run -e ASCEND_VISIBLE_DEVICES=0-3,7 image", 5),
+        ({}, "docker run -e HABANA_VISIBLE_DEVICES=all image", None),
+        ({"APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,1"}, "apptainer exec --nv image", 2),
+        ({}, "singularity exec --nv --env A=1,CUDA_VISIBLE_DEVICES=3 image", 1),
+        ({}, "docker run --gpus device=0:0 image", 1), ({"NVIDIA_VISIBLE_DEVICES": ""}, "", None),
+        ({}, "docker run --device=/dev/kfd --device=/dev/dri/renderD128 --device /dev/dri/renderD129 image", 2),
     ],
 )  # fmt: skip
 def test_devices_are_counted(environment, command, count):
@@ -45,8 +54,29 @@ def test_devices_are_counted(environment, command, count):
 
 def test_no_device_is_none():
     """A list of none would train on processors."""
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=-1: no device is visible"):
-        check(f"CUDA_VISIBLE_DEVICES=-1 python {SFT}", hardware="dgx-h100")
+    for listed in ("-1", "", "all", "NoDevFiles", "0,0", "-1,0"):
+        with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={listed}: no device is visible"):
+            check(f"CUDA_VISIBLE_DEVICES={listed} python {SFT}", hardware="dgx-h100")
+
+
+def test_a_device_that_a_node_has_not_is_refused():
+    """Its driver would show no device, or fewer."""
+    with pytest.raises(
+        UserError, match="CUDA_VISIBLE_DEVICES lists device 8: a node of dgx-h100 has 8; allowed: 0 to 7"
+    ):
+        check(f"CUDA_VISIBLE_DEVICES=7,8 torchrun --nproc_per_node gpu {SFT}", hardware="dgx-h100")
+
+
+def test_a_part_of_a_node_is_not_spread_over_nodes_without_a_word():
+    """Eight devices, of which a variable shows one of a node, were answered as eight nodes."""
+    text = f"CUDA_VISIBLE_DEVICES=0 torchrun --nnodes $N --nproc_per_node gpu {SFT}"
+    with pytest.raises(
+        UserError, match=r"--gpus 8: .* shows its ranks 1 devices of a node.*allowed: --gpus 1, or --nodes 8"
+    ):
+        check(text, hardware="dgx-h100", gpus=8)
+    told = check(text, hardware="dgx-h100", nodes=8)
+    assert (told.result.setup.cluster["nodes"], told.result.setup.cluster["devices"]) == (8, 8)
+    assert "1 of the 8 devices of each of 8 nodes of dgx-h100 are used." in told.notes
 
 
 @pytest.mark.parametrize(
@@ -79,7 +109,9 @@ def test_one_process_on_several_devices_or_on_a_slice_is_not_sure():
     nodes, count, deciding = devices(f"CUDA_VISIBLE_DEVICES=0,1 python {SFT}")
     assert (nodes, count, "DataParallel" in deciding["CUDA_VISIBLE_DEVICES"]) == (1, 1, True)
     assert devices(f"CUDA_VISIBLE_DEVICES=1 python {SFT}") == (1, 1, {})
-    assert is_slice({"CUDA_VISIBLE_DEVICES": "MIG-7d2b9f"})
+    assert slice_lister({"CUDA_VISIBLE_DEVICES": "MIG-7d2b9f"}) == "CUDA_VISIBLE_DEVICES"
+    assert slice_lister({"NVIDIA_VISIBLE_DEVICES": "0:1"}) == "NVIDIA_VISIBLE_DEVICES"
+    assert slice_lister({"CUDA_VISIBLE_DEVICES": "0"}) == slice_lister({}) == ""
     assert "a slice of a device" in devices(f"CUDA_VISIBLE_DEVICES=MIG-7d2b9f python {SFT}")[2]["CUDA_VISIBLE_DEVICES"]
 
 
