@@ -93,7 +93,8 @@ def text_beside(path: str, source: str) -> tuple[str, str] | None:
     """(Path, text) of a file that a text names or writes itself; None if there is none. Raises UserError."""
     if (text := _IN_PLACE.get().get(os.path.realpath(path))) is not None:
         return path, text
-    file = files.look_beside(path, source)
+    places = (source, *_IN_PLACE.get())  # a file that a command names may name others beside it
+    file = next(filter(None, (files.look_beside(path, place) for place in places)), None)
     if file is None:
         return None
     text = _IN_PLACE.get().get(os.path.realpath(file))

@@ -34,6 +34,8 @@ SPAWNS = DeviceHabits(spawns=True)
 ONE_PROCESS = "Python starts one process: one device (several visible ones would be driven by DataParallel)."
 """What a note says of a trainer's script that nothing but Python starts."""
 
+USE_RAY = "USE_RAY"
+"""The variable by which LLaMA-Factory has Ray start its ranks (``extras/misc.py``)."""
 ONE_LAUNCHED = "distributed_type NO: accelerate starts one process, whatever num_processes says (commands/launch.py)."
 """What a note says of a config of Accelerate that asks for no distribution."""
 

@@ -10,6 +10,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.predictions import as_transformers_has_it
+from simpar.frameworks.ray_workers import replicas_of_ray
 from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import LAUNCHER, PYTHON, Imported, Sized, plan_said
@@ -68,13 +69,8 @@ KERNEL_OF = {theirs: ours for ours, theirs in (*ATTENTION.items(), *FLASH_ATTN.i
     "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3", "fa": "flash2",
     "flash_attention": "flash2", "flash_attn": "flash2", "flash_attention_4": "flash3",
 }  # fmt: skip
-FLASH_SWITCHES = (
-    "use_flash_attention_2",
-    "use_flash_attn",
-    "flash_attention",
-    "use_flash_attention",
-    "use_flash_attn_2",
-)
+FLASH_SWITCHES = ("use_flash_attention_2", "use_flash_attn", "flash_attention", "use_flash_attention",
+                  "use_flash_attn_2")  # fmt: skip
 PLUGINS = {"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}
 """Plugins of Axolotl whose options say all that they change."""
 BLOCKS = 64
@@ -159,6 +155,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         values["frozen_dtype"] = "bf16"  # that of products, in which DeepSpeed's parameters are
     if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
         values["dp"] = 1
+    values |= replicas_of_ray(given, habits.name, command, values)
     stack = values.setdefault("stack", "ddp")
     assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data, *of_batch, *of_name
     of_experts = adapts_experts(model, values) and habits.name != "unsloth"  # which has kernels of its own

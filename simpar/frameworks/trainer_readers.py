@@ -93,6 +93,8 @@ SFT = Habits(
     adapters=Adapters(16),
 )
 """A script with TRL's SFTConfig: bf16 and checkpointing unless told otherwise (``trainer/base_config.py``)."""
+OF_TRLS_OPTIONS = replace(SFT, adapters=Adapters(16, dropout=0.05))
+"""One that reads them of a file, by TRL's parser with its ModelConfig."""
 TRL = replace(
     SFT, length=1024, states="fp32", attention="sdpa", adapters=Adapters(16, frozen="fp32", dropout=0.05), told={}
 )
@@ -239,6 +241,9 @@ def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str
 
 def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Habits:
     """A script of the Trainer with arguments of TRL's SFTConfig has its habits, and some have their own."""
+    if habits is TRL and script and not _is_of_trl(script):  # which is given a file of options that TRL has, too
+        of_script = _habits_of(given, TRANSFORMERS, script)
+        return OF_TRLS_OPTIONS if of_script is SFT else of_script
     if habits is TRANSFORMERS and PurePath(script).name == "finetune.py" and "base_model" in given:
         given.suppose(batch_size=128)
         return LLM_ADAPTERS if given.get("adapter_name") else ALPACA_LORA
@@ -342,6 +347,11 @@ def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
 
 def _is_trl(command: TrainerCommand) -> bool:
     return stage_of_trl(command) is not None and stage_of_trl(command) not in SERVES
+
+
+def _is_of_trl(script: str) -> bool:
+    """Whether a program or script is TRL's."""
+    return PurePath(script).name == "trl" or script.startswith("trl.scripts.") or _is_script_of_trl(script)
 
 
 def _is_script_of_trl(script: str) -> bool:

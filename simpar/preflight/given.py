@@ -247,7 +247,7 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
 
 def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
     """The plan of a command, with the file that it names, of the framework that it starts."""
-    if launch.config is None and (file := _file_of_script(launch, source)) is not None:
+    if (file := _file_of_script(launch, source)) is not None:
         return _with_file(text, source, target, file, launch, before)
     if launch.config is None:
         return _config(text, source, target, "shell", launch, before)
@@ -318,9 +318,16 @@ def _config(
 
 
 def _file_of_script(launch: LaunchCommand, source: str) -> str | None:
-    """The only file of arguments that a command gives to its script, if that says what is trained."""
+    """The only file of arguments that a command gives to its script, if that says what is trained.
+
+    The script and its variables are read with it: they say what the file does not.
+    """
+    if launch.target is None or not load_reader(launch.target).takes_files:
+        return None
+    if launch.config is not None and launch.config_text is not None:
+        return launch.config
     named = files_of_script(launch.words)
-    if len(named) != 1 or launch.target is None or not load_reader(launch.target).takes_files:
+    if launch.config is not None or len(named) != 1:
         return None
     path = files.look_beside(named[0], source)
     return None if path is None else str(path)
@@ -328,13 +335,14 @@ def _file_of_script(launch: LaunchCommand, source: str) -> str | None:
 
 def _with_file(text: str, source: str, target: str, file: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
     """The plan of a command and of the file of arguments that it names, in which edits are made."""
+    named = load_reader(target).config(launch.words) or file  # as the command says it, which may be in another folder
 
     @cache
     def again(changed: str) -> Imported:
-        with with_texts({file: changed}):
+        with with_texts({file: changed, named: changed}):
             return with_allocator(read(before + text, source, target), launch.environment)
 
-    inner = files.read_text(file)
+    inner = files.read_text(file) if launch.config_text is None else launch.config_text
     return ParsedLaunch(again(inner), Text(inner, SYNTAX[Path(file).suffix], target, again), file, launch)
 
 

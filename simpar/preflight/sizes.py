@@ -9,11 +9,12 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, slurm
 from simpar.frameworks.named import starts_python
-from simpar.frameworks.reader import value_of
+from simpar.frameworks.reader import USE_RAY, value_of
 from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import HOSTFILES
 from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.words import is_off
 from simpar.hardware.instances import CORES_OF_CHIP
 from simpar.preflight.launchers import (
     ALL_OF_NODE,
@@ -86,7 +87,8 @@ def sizes_of(
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
     if alone in UNTOLD:
         notes.append(UNTOLD[alone])
-    if not told and per_node is None and (of_all := next(filter(None, map(OF_PROGRAM.get, map(_name, words))), None)):
+    of_all = next(filter(None, map(OF_PROGRAM.get, map(_name, words))), None)
+    if not told and per_node is None and of_all and is_off(environment.get(USE_RAY)):
         nodes = 1
         notes.append(of_all)
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):

@@ -358,3 +358,45 @@ def test_a_path_with_spaces_is_a_file(tmp_path):
     (folder / "my sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 3\n")
     for given in (folder / "run me.sh", folder / "my sft.yaml", command):
         assert given_words([str(given)]).found.plan.micro_batch == 3
+
+
+OF_FILE = {"model_name_or_path": "meta-llama/Llama-3.2-1B", "per_device_train_batch_size": 4, "bf16": True}
+
+
+def test_a_file_of_arguments_is_read_with_the_script_that_gets_it(tmp_path, monkeypatch, capsys, no_neighbours):
+    """Its own defaults, what it trains on, its launcher's nodes and its variables: the file alone says none of them."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "args.json"
+    start, ranks = ["--hardware", "dgx-h100", "--"], ["torchrun", "--nproc_per_node", "8"]
+    file.write_text(json.dumps({**OF_FILE, "max_length": 1024}))
+    assert run(["check", *start, *ranks, "train_dpo.py", file.name]) == 2
+    assert "train_dpo.py: preferences and rewards are not modelled" in capsys.readouterr().err
+    file.write_text(json.dumps({**OF_FILE, "dataset_name": "wikitext"}))
+    _, found = checked(capsys, *start, *ranks, "run_clm.py", file.name)
+    assert (found["plan"]["training"]["seq_len"], found["plan"]["memory"]["recompute"]) == (1024, "none")
+    file.write_text(json.dumps(OF_FILE))
+    _, found = checked(capsys, *start, "python", "qlora.py", file.name)
+    assert (found["plan"]["tuning"]["lora_rank"], found["plan"]["tuning"]["frozen_dtype"]) == (64, "nf4")
+    file.write_text(json.dumps({**OF_FILE, "model_max_length": 1024, "fsdp": "hybrid_shard auto_wrap"}))
+    _, found = checked(capsys, *start, *ranks, "--nnodes", "4", "train.py", file.name)
+    assert found["plan"]["data_parallel"]["hsdp"] == 4
+
+
+@pytest.mark.parametrize("command", ["llamafactory-cli train c.yaml", "cd sub && llamafactory-cli train ../c.yaml",
+                                     "torchrun --nproc_per_node 8 src/train.py c.yaml"])  # fmt: skip
+def test_variables_shard_beside_a_file_of_arguments(command, tmp_path, monkeypatch, capsys):
+    """Those of Accelerate, before a front end that starts the ranks itself; edits are made in the file all the same."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B", "stage": "sft", "do_train": True, "finetuning_type": "full",
+        "dataset": "x", "output_dir": "o", "cutoff_len": 1024, "per_device_train_batch_size": 1, "bf16": True,
+        "gradient_accumulation_steps": 8}))  # fmt: skip
+    for variables, zero in (("", 0), ("ACCELERATE_USE_FSDP=true FSDP_VERSION=2", 3)):
+        script = tmp_path / "train.sh"
+        script.write_text(f"export {variables}\n{command}\n" if variables else f"{command}\n")
+        _, found = checked(capsys, "--hardware", "dgx-h100", str(script))
+        assert (found["plan"]["data_parallel"]["zero"], found["cluster"]["devices"]) == (zero, 8)
+        edits = [edit for one in found["neighbours"] for edit in one["edits"] if one["patched"]]
+        assert edits or variables
+        assert not any(edit.startswith("--") for edit in edits)
