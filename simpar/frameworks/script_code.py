@@ -15,6 +15,7 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.script_starts import Starts, starts_of
 from simpar.frameworks.script_statements import Statements, statements_of
 
 ARGUMENTS = ("SFTConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
@@ -67,7 +68,7 @@ class CodeArguments:
 
     ``trainer`` is the last class that trains, "" for none; ``of_unsloth`` tells whether Unsloth makes the model.
     ``classes`` are those of arguments that are made, ``emptied`` the arguments that are None. ``does`` is what the code
-    does beside them.
+    does beside them, ``starts`` the processes that it starts.
     """
 
     values: Mapping[str, Any]
@@ -78,6 +79,7 @@ class CodeArguments:
     classes: frozenset[str] = frozenset()
     emptied: frozenset[str] = frozenset()
     does: Statements = Statements({}, {}, {})
+    starts: Starts = Starts()
 
 
 def has_trainer(text: str) -> bool:
@@ -156,7 +158,7 @@ def arguments_of_code(text: str, name: str) -> CodeArguments:
         reader.set_later(key, given, known)
     return CodeArguments(
         reader.values, reader.untold, reader.lines, reader.trainer, reader.of_unsloth, frozenset(reader.classes),
-        frozenset(reader.emptied), does,
+        frozenset(reader.emptied), does, starts_of(tree, lambda node: _value(node, known)),
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from simpar.errors import UserError
 from simpar.frameworks.overrides import text_beside
-from simpar.frameworks.reader import Reader, why_refused
+from simpar.frameworks.reader import ONE_PROCESS, Reader, why_refused
 from simpar.frameworks.script_code import OTHERS, CodeArguments, arguments_of_code, code_of_notebook, has_trainer
+from simpar.frameworks.script_starts import OF_STARTS, Starts
 from simpar.frameworks.script_statements import IN_CODE
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
@@ -67,8 +68,20 @@ def _plan(text: str, name: str, command: TrainerCommand | None) -> Imported:
     given = TrainerArguments({**code.values, **flags}, name, None if command is None else command.written)
     result = plan_of(given, _habits(given, code), command)
     untold = {key: text for key, text in code.untold.items() if key not in flags and not text.startswith(_PLACED)}
-    words = ReadWords((), {**untold, **code.does.words})
-    return replace(result, words=result.words + words, written_as="")
+    words = ReadWords((), {**untold, **code.does.words, **code.starts.words})
+    result = replace(result, words=result.words + words, written_as="")
+    is_alone = command is None or not command.launched_by
+    return _started(result, code.starts) if code.starts.is_any and is_alone else result
+
+
+def _started(result: Imported, starts: Starts) -> Imported:
+    """The plan on the processes that the code starts, which are left open where only running tells."""
+    plan, mesh = result.plan, result.plan.mesh
+    plan = plan.model_copy(update={"mesh": mesh.model_copy(update={"dp": None})})
+    if starts.processes:
+        plan = plan.with_values(dp=starts.processes)
+    notes = tuple(note for note in result.notes if note != ONE_PROCESS)
+    return replace(result, plan=plan, notes=notes, sized=replace(result.sized, alone="", several=True))
 
 
 def _habits(given: TrainerArguments, code: CodeArguments) -> Habits:
@@ -102,6 +115,7 @@ READER = Reader(
         idle=("use_exact_model_name", "finetune_*_layers", "finetune_*_modules", "train_on_*", "dataset_text_field",
               "assistant_only_loss", "max_steps", "report_to", "device_map", "padding_side", "disable_log_stats"),
         deciding={"target_modules": WORDS.deciding["lora_target_modules"],
-                  "finetune_vision_layers": "adapters of an encoder of images: memory and time", **IN_CODE},
+                  "finetune_vision_layers": "adapters of an encoder of images: memory and time",
+                  **IN_CODE, **OF_STARTS},
     ),
 )  # fmt: skip

@@ -53,7 +53,8 @@ class Sized:
     data-parallel ranks that share a copy of the states, if there are as many copies as the others make; ``of_nodes``:
     those of a node share one. ``alone`` is what starts one process and no more: :data:`PYTHON`, or the
     :data:`LAUNCHER` whatever its flags say; "" for nothing. ``usual_ranks`` are those that the plan's dp is for, where
-    a launcher may start others; a batch that is ``scaled`` is for these, too, and grows with others.
+    a launcher may start others; a batch that is ``scaled`` is for these, too, and grows with others. ``several``: a
+    script starts processes itself, whatever starts it.
     """
 
     stack_of_one: str = ""
@@ -62,6 +63,7 @@ class Sized:
     of_nodes: bool = False
     usual_ranks: int | None = None
     scaled: bool = False
+    several: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,8 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     if instance is not None and (asked, ranks, nodes) == (None, None, None):
         asked = one.world_size
     fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1
-    if launch.is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
+    is_single = launch.is_single and not given.found.sized.several
+    if is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
         asked = nodes = 1
         notes.append("python starts one process, on one device; if something else starts more, give --nodes or --gpus.")
     if asked is not None and ranks not in (None, asked):

@@ -54,10 +54,8 @@ OF_LOOPS = re.compile(
 """What scripts import that train in their own code."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*#]|\bgetopts\b")
 """An argument of a script."""
-_STARTS_MORE = re.compile(
-    r"notebook_launcher|torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed --|mp\.spawn"
-)
-"""What starts more than one process, in the code of a script or the cells of a notebook."""
+_STARTS_MORE = re.compile(r"torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed --")
+"""Launchers that the code of a script or the cells of a notebook may start."""
 SYNTAX: dict[str, str | None] = {
     ".toml": "toml",
     ".yaml": "yaml",
