@@ -87,7 +87,10 @@ def test_files(tmp_path):
     assert {given_file(str(tmp_path / name)).text.target for name in ("train.py", "a.ipynb")} == {"script"}
     assert given_file(str(tmp_path / "train.py")).launch.is_single
     (tmp_path / "several.py").write_text(f"{SFT}\nnotebook_launcher(train, num_processes=2)\n")
-    assert not given_file(str(tmp_path / "several.py")).launch.is_single
+    several = given_file(str(tmp_path / "several.py")).found
+    assert (several.sized.several, several.plan.world_size) == (True, 2)
+    (tmp_path / "launched.py").write_text(f"{SFT}\n# torchrun --nproc-per-node 2 launched.py\n")
+    assert not given_file(str(tmp_path / "launched.py")).launch.is_single
     (tmp_path / "parsed.py").write_text(f"parser = HfArgumentParser(SFTConfig)\n{SFT}")
     with pytest.raises(UserError):
         given_file(str(tmp_path / "parsed.py"))
