@@ -118,7 +118,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         return [], None, _strange(given, UNSTATED)
     vocabulary = _vocabulary(given, sizes)
     if vocabulary is None:
-        tokenizer = given.text("--tokenizer-model") or given.text("--tokenizer-type")
+        tokenizer = given.path("--tokenizer-model") or given.path("--tokenizer-type")
         return [], None, [f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."]
     config = _config(given, {**sizes, "vocab": vocabulary})
     if config is None:

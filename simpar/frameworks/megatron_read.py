@@ -45,6 +45,8 @@ PATTERN = "--hybrid-layer-pattern"
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+"""Arguments by which the embedding, and the loss, count as a layer of their stage."""
 RECOMPUTED = "--recompute-num-layers"
 OF_2021 = {
     "--activations-checkpoint-method": "--recompute-method", "--activations-checkpoint-num-layers": RECOMPUTED,
@@ -185,12 +187,14 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
     vpp = vpp or given.number("--virtual-pipeline-model-parallel-size")
     per_stage, layers_in_all = (given.number("--num-layers-per-virtual-pipeline-stage"), given.number("--num-layers"))
     if per_stage:
-        if not layers_in_all or layers_in_all % (per_stage * pp):
+        beside = sum(given.has(flag) for flag in COUNTED)
+        counted = layers_in_all and layers_in_all + beside
+        if not counted or counted % (per_stage * pp):
             raise UserError(
                 f"{given.source}: --num-layers-per-virtual-pipeline-stage = {per_stage}: allowed: a divisor of "
-                f"--num-layers / pp = {layers_in_all} / {pp}"
+                f"--num-layers{f' + {beside}' * bool(beside)} / pp = {counted} / {pp}"
             )
-        vpp = layers_in_all // (per_stage * pp)
+        vpp = counted // (per_stage * pp)
     ends = _ends(given, pp, vpp or 1, layers_in_all)
     return {"vpp": vpp, "layers": ends and (*ends[:-1], ends[-1] + _further(given))}
 
@@ -199,8 +203,7 @@ def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int,
     """Layers of every stage if the first or last stage has a number of its own."""
     first = given.number(FIRST) or given.number("--num-layers-in-first-pipeline-stage")
     last = given.number(LAST) or given.number("--num-layers-in-last-pipeline-stage")
-    embedding = given.has("--account-for-embedding-in-pipeline-split")
-    loss = given.has("--account-for-loss-in-pipeline-split")
+    embedding, loss = (given.has(flag) for flag in COUNTED)
     if embedding or loss:
         each, rest = divmod((layers or 0) + embedding + loss, pp * vpp)
         if not layers or rest:

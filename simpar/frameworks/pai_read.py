@@ -123,7 +123,7 @@ def _with_dense_layers(given: Arguments) -> Arguments:
 
     Source: ``megatron_patch/model/deepseek_v2/transformer_layer.py``: the layers behind the N-th have experts.
     """
-    told, layers = given.values.get(FREQUENCY, [""])[0], given.values.get("--num-layers", [""])[0]
+    told, layers = ("".join(given.values.get(flag, [])) for flag in (FREQUENCY, "--num-layers"))
     if not (told.isdecimal() and layers.isdecimal() and "--kv-lora-rank" in given.values):
         return given
     dense = min(int(told), int(layers))

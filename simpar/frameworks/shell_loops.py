@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simpar.frameworks.shell import Script
 
 MAX_TURNS = 10_000
+NO_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](:[^}]*)?\}")
+"""Arguments of a script that is started without any, as words of a loop over them."""
 ENDS = ("break", "continue")
 """Commands that end a turn of a loop, or the loop."""
 
@@ -98,7 +100,7 @@ def run_for(script: Script, node: Node) -> bool | None:
     if name is None or body is None:
         return None
     parts = node.children_by_field_name("value")
-    words = [word for part in parts for word in script.variables.words(part)]
+    words = [word for part in parts for word in script.variables.words(part) if not NO_ARGUMENTS.fullmatch(word)]
     if not any(child.type == "in" for child in node.children):
         words = script.variables.get("@", [])
     with _ends_of(script, text_of(name)):

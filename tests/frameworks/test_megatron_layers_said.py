@@ -5,6 +5,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
+from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_model import dense_layers
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
@@ -134,3 +135,26 @@ def test_what_decides_of_a_mixture_and_is_not_said(sizes, unsaid):
     """Megatron-LM would train two experts of a token, no shared experts, and experts in every layer."""
     found = imported(sizes)
     assert [note for note in found.notes if f"without {unsaid}, which the text does not have" in note]
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ("--num-layers 62 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+         (1, *([2] * 30), 1)),
+        ("--num-layers 63 --account-for-loss-in-pipeline-split", (*([2] * 31), 1)),
+        ("--num-layers 64", None),
+    ],
+)  # fmt: skip
+def test_the_embedding_and_the_loss_count_as_layers_of_chunks(words, stages):
+    """64 of them on 8 ranks, 2 a chunk: 4 chunks a rank (validate_args of megatron/training/arguments.py)."""
+    axes = "--pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 2 --micro-batch-size 1"
+    plan = read(f"torchrun pretrain_gpt.py {axes} {words}\n", "a.sh", "megatron").plan
+    assert (plan.pipeline.vpp, plan.pipeline.layers) == (4, stages)
+
+
+def test_chunks_that_do_not_divide_are_refused_with_what_counts():
+    """62 layers and a loss are 63."""
+    axes = "--pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 2 --micro-batch-size 1"
+    with pytest.raises(UserError, match=r"--num-layers \+ 1 / pp = 63 / 8"):
+        read(f"torchrun p.py {axes} --num-layers 62 --account-for-loss-in-pipeline-split\n", "a.sh", "megatron")

@@ -309,6 +309,8 @@ def test_a_tokenizer_of_a_known_model_has_its_vocabulary():
     found = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/Qwen3-8B/")
     assert found.config["vocab_size"] == 151936
     found = imported(f"{words} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model")
+    variable = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model $TOKENIZER")
+    assert variable.asks["model"].startswith("The vocabulary of ${TOKENIZER} is not known: give --vocab-size N")
     asked = "The vocabulary of /data/tokenizer.model is not known: give --vocab-size N in the text, or --model."
     assert (found.asks["model"], found.notes[0], found.config) == (asked, asked, None)
     assert [note for note in found.notes if "No shipped model" in note] == []

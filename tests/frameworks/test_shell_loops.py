@@ -31,6 +31,11 @@ CASES = 'case "$1" in -t|--tp) TP="$2"; shift 2;; --pp=*) PP="${1#*=}"; shift;; 
         ("for i in 1 2 4; do [ $i = 4 ] && continue; TP=$i; done; PP=4", ["2", "4"]),
         ("for ((TP = 1; TP < 9; TP *= 2)); do if ((TP == 2)); then break; fi; done; PP=4", ["2", "4"]),
         ("TP=2; PP=4; while [ -f /job/lock ]; do sleep 5; done", ["2", "4"]),
+        # over the arguments of a script that is given none
+        ("TP=2; for a in $*; do TP=4; done; for a in \"$@\"; do TP=4; done; for a in ${@:2}; do TP=4; done; PP=3",
+         ["2", "3"]),
+        ("for a in $*; do case $a in --m=*) m=${a#*=};; esac; done; TP=2; [[ $m == x ]] && TP=8; PP=4", ["2", "4"]),
+        ("f() { for a in \"$@\"; do TP=$a; done; }; f 4 2; PP=3", ["2", "3"]),
         # of several loops
         ("for a in 1 2; do for b in 3 4; do TP=$a$b; break 2; done; done; PP=$a", ["13", "1"]),
         ("for a in 1 2; do for b in 3 4; do [ $b = 4 ] && continue 2; TP=$a$b; done; TP=x; done; PP=$a", ["23", "2"]),
