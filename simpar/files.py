@@ -18,7 +18,7 @@ from simpar.errors import BadCall, UserError
 from simpar.json_text import json_lines, line_in_json
 from simpar.json_text import read_json as read_json
 from simpar.kept import cache_folder, digest, kept_json, replace_file
-from simpar.plain import Location, YamlConverter, dotted, plain_name, printable, split_count
+from simpar.plain import Location, YamlConverter, dotted, is_slice, plain_name, printable, split_count
 from simpar.plain import OtherNames as OtherNames
 from simpar.plain import allowed as allowed
 from simpar.plain import choose as choose
@@ -470,25 +470,24 @@ def meant_by(text: str, kind: str) -> str | None:
     return known.get(plain_name(text)) or (alone if alone in bundled(kind) else known.get(plain_name(alone)))
 
 
-PRINTED_BY = {"clusters": "simpar list hardware prints all"}
-"""Commands that print the names of a kind, where there are many."""
-
-
 def _others(text: str, kind: str) -> OtherNames:
     """What may be meant by a name that no shipped file of a kind has."""
-    data, plain = other_names(kind), plain_name(text)
-    near: dict[str, Any] = next((each for each in data.get("near", {}).get(kind, ()) if plain in each["names"]), {})
-    usual = data.get("usual", {}).get(kind, ())
-    return OtherNames(aliases(kind), near.get("like", ()), near.get("is", ""), usual, PRINTED_BY.get(kind, ""))
+    data, plain = other_names(kind), {plain_name(text), plain_name(split_count(text)[0])}
+    near: dict[str, Any] = next((each for each in data.get("near", {}).get(kind, ()) if plain & {*each["names"]}), {})
+    what = "a slice of a device (MIG)" if is_slice(text) else near.get("is", "")
+    usual, remedy = data.get("usual", {}).get(kind, ()), "simpar list hardware prints all"
+    return OtherNames(
+        aliases(kind), near.get("like", ()), what, usual, remedy * (kind == "clusters"), kind == "clusters"
+    )
 
 
 @cache
 def aliases(kind: str) -> dict[str, str]:
     """The shipped file that each other name of a kind means, by its letters and digits."""
     data = other_names(kind)
-    table = {meant: [*names, meant] for meant, names in data.get(kind, {}).items()}
+    table = {name: [*data[kind].get(name, ()), name] for name in bundled(kind)} if kind in data else {}
     for part in data.get("parts", {}).get(kind, ()):
-        table.setdefault(part["of"], []).extend(part["names"])
+        table[part["of"]].extend(part["names"])
     return {plain_name(name): meant for meant, names in table.items() for name in names}
 
 

@@ -192,6 +192,11 @@ def split_count(text: str) -> tuple[str, int | None]:
     return (match["name"].strip(), int(match["count"])) if match else (text, None)
 
 
+def is_slice(text: str) -> bool:
+    """Whether a name is of a slice of a device (MIG): ``a100_3g.20gb``, ``H100 MIG``."""
+    return re.search(r"(?<!\d)\d+g\.\d+gb\b|\bMIG\b", text, re.IGNORECASE) is not None
+
+
 def suggest(name: str, options: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored, and so are dashes, dots and the like.
 
@@ -234,6 +239,33 @@ def _is_other_product(name: str, option: str) -> bool:
     return bool({number for number, _ in ours} & {number for number, _ in theirs}) and not ours & theirs
 
 
+def may_be_product(name: str, option: str) -> bool:
+    """Whether a name may mean a product that is called after numbers: it has the same first one, but for a slip.
+
+    Of two digits a slip is another product (a10, a16), as are instances that begin otherwise (inf2, trn2).
+
+    >>> may_be_product("h101", "dgx-h100"), may_be_product("2060", "h100"), may_be_product("a64", "a10g-8")
+    (True, False, False)
+    """
+    first = re.search(r"\d{2,}", option)
+    if name.endswith("xlarge") and re.sub(r"\W", "", name)[:2] != option[:2]:
+        return False
+    told = re.findall(r"\d{2,}", name) + re.findall(r"\d{2,}", plain_name(name))
+    if not told and re.search(r"\d", name):  # h1oo
+        return True
+    return first is None or any(
+        each == first[0] or (max(len(each), len(first[0])) > 2 and _is_slip(each, first[0])) for each in told
+    )
+
+
+def _is_slip(name: str, option: str) -> bool:
+    """Whether one letter is added, left out or another."""
+    short, long = sorted((name, option), key=len)
+    if len(short) == len(long):
+        return sum(a != b for a, b in zip(short, long, strict=True)) <= 1
+    return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+
+
 def allowed(options: Iterable[str]) -> str:
     """``; allowed: a, b, c`` (at most MAX_LISTED names)."""
     names = sorted(options)
@@ -246,7 +278,8 @@ class OtherNames(NamedTuple):
 
     ``known`` has the option that each other name means. ``kin`` are the options that come nearest to what a name stands
     for, and ``is_absent`` says what that is if none of them is it, "" if each may be meant. ``usual`` are shown where
-    no option is near, and ``remedy`` is the command that prints all, for lists too long for a message.
+    no option is near, and ``remedy`` is the command that prints all, for lists too long for a message. ``numbered``:
+    options are products that are called after numbers, so that one of another number is none that may be meant.
     """
 
     known: Mapping[str, str] = {}
@@ -254,6 +287,7 @@ class OtherNames(NamedTuple):
     is_absent: str = ""
     usual: Sequence[str] = ()
     remedy: str = ""
+    numbered: bool = False
 
 
 NO_OTHERS = OtherNames()
@@ -267,7 +301,10 @@ def choose(name: str, options: Iterable[str], what: str, others: OtherNames = NO
     names = list(options)
     if name in names:
         return name
-    is_long = bool(others.remedy) and len(names) > MAX_LISTED
+    if others.numbered:
+        likely = {each: meant for each, meant in others.known.items() if may_be_product(name, each)}
+        names, others = [each for each in names if may_be_product(name, each)], others._replace(known=likely)
+    is_long = bool(others.remedy) and (others.numbered or len(names) > MAX_LISTED)
     listed = _nearest_of(name, names, others) if is_long else allowed(names)
     meant = suggest(name, names) or suggest(name, others.known)
     if others.is_absent:

@@ -18,7 +18,10 @@ from simpar.validation.devices import load_named_profile
         ("ND H100 v5", "dgx-h100"), ("DGX A100", "dgx-a100-80gb"), ("8xH100", "dgx-h100"), ("gb200", "gb200-nvl72"),
         ("h100-8", "dgx-h100"), ("h100:8", "dgx-h100"), ("H100 x 8", "dgx-h100"), ("a100-80", "dgx-a100-80gb"),
         ("a100-800", "a100-800"), ("NVIDIA H100 80GB HBM3", "dgx-h100"), ("NVIDIA A100 80GB PCIe", "a100-pcie-8"),
-        ("Tesla V100-SXM2-32GB", "dgx-v100"), ("ND96isr_H100_v5", "dgx-h100"),
+        ("Tesla V100-SXM2-32GB", "dgx-v100"), ("ND96isr_H100_v5", "dgx-h100"), ("HGX H100", "hgx-h100"),
+        ("NVIDIA B300 SXM6 AC", "hgx-b300"), ("AMD Instinct MI300X OAM", "mi300x-8"), ("h800-sxm", "hgx-h800"),
+        ("Tesla V100-SXM3-32GB", "dgx-2-v100"), ("a100-80g", "dgx-a100-80gb"),
+        ("nvidia-h100-mega-80gb", "gcp-a3-mega"),
     ],
 )  # fmt: skip
 def test_names_that_people_say(said: str, name: str) -> None:
@@ -158,6 +161,12 @@ def test_what_comes_near_a_name_is_shipped_and_the_name_is_not(kind: str) -> Non
             "Apple M2 Ultra",
             r"not shipped \(Apple silicon: .*\); nearest: laptop-cpu, laptop-cpu-4; simpar list",
         ),
+        ("clusters", "A100-PCIE-40GB", r"not shipped .an A100 of 40 GB on PCIe.; nearest: a100-pcie-8, dgx-a100-40gb"),
+        ("clusters", "Standard_NC24rs_v3", r"not shipped .a V100 on PCIe.; nearest: dgx-v100-16gb"),
+        ("clusters", "a100_3g.20gb", r"'a100_3g.20gb': not shipped .a slice of a device .MIG..; nearest: "),
+        ("clusters", "v3-8", r"not shipped .a TPU before v4.; nearest: tpu-v4-pod"),
+        ("clusters", "ecs.gn7e-c16g1.32xlarge", "'ecs.gn7e-c16g1.32xlarge'; such as dgx-h100"),  # not g7e
+        ("clusters", "Arc B580", "'Arc B580'; such as dgx-h100"),
         ("clusters", "threadripper", "'threadripper'; such as dgx-h100, "),
         ("clusters", "foo", "'foo'; such as dgx-h100, dgx-a100-80gb, .*; simpar list hardware prints all"),
         ("stacks", "pytorch", "did you mean 'fsdp' or 'ddp' or 'torchtitan'; allowed: automodel"),
