@@ -19,11 +19,17 @@ _RICH = re.compile(
 """Lightning's RichProgressBar; bars of validation have another name."""
 SPEAKER = re.compile(
     r"(?:"
-    r"\[[^\]\s|%]{1,60}\](?:<std(?:out|err)>)?:?"  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun, [pod/a-0/torch]
+    r"\[[^\]|%]{1,60}\](?:<std(?:out|err)>)?:?"  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun, [pod/a-0/torch]
     r"|\(\w[^)|%]* pid=\d+[^)|%]*\)"  # (RayTrainWorker pid=1, ip=10.0.0.1) of Ray
     r"|\d+:(?= )"  # 0: of srun --label
     r"|[\w.-]*(?:node|gpu|host|worker|master|launcher|rank|ip-)[\w.-]*:(?= )"  # worker-0: of pdsh and DeepSpeed
-    r"|[\w.-]+-\d+ +\|(?= )"  # trainer-1  | of Docker
+    r"|[\w.-]+[-_]\d+ +\|(?= )"  # trainer-1  | of Docker
+    r"|\d+(?:\.\d+){3}:(?= )"  # an address of pdsh
+    r"|(?:[\w.-]+ )?[\w.-]+\[[\w.,-]+\]:(?= )"  # host python[123]: of journald and syslog, n[1-4]: of clush
+    r"|[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d|\d\d:\d\d:\d\d(?= )|\d{10,13}(?:\.\d+)?(?=\s)"  # their clocks, and ts'
+    r"|(?:#033)?\[\d{0,3}(?:;\d+)*m"  # a colour whose escape was written out, or lost
+    r"|[\w-]*\d[\w-]* [a-z][\w-]*(?= )"  # pod container of stern
+    r"|(?:INFO|NOTICE|DEFAULT)(?= )|[|>-]{1,2}(?= )"
     r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,4}\b)?:?"  # a clock
     r"|std(?:out|err) [FP](?= )"  # of containerd, after its clock
     r")\s*"
@@ -36,6 +42,11 @@ _BAR = re.compile(
     r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
 )
 """A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
+_BARE = re.compile(
+    r"(?<![\d.])\d{1,3}%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+) "
+    r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)[\],]"
+)
+"""A bar of tqdm without more than its figures; one with a name has a colon before it, whoever speaks before that."""
 _LINE = re.compile(
     r"Progress on:train (?P<done>\d+(?:\.\d+)?)(?P<k>k?)it/(?P<total>[\d.]+k?)it "
     r"rate:(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
@@ -46,22 +57,47 @@ BATCHES = "{} counts batches: a step that accumulates N of them takes N times as
 JUMPED = 3.0
 """A bar has jumped where its steps would have taken this many times longer than it runs: it began in mid-run."""
 
-Bars = defaultdict[tuple[str, str], LoggedSteps]
+
+class Bars(defaultdict[tuple[str, str], LoggedSteps]):
+    """The steps of the bars of a log by (framework, total), and where among all draws the first and last of each is."""
+
+    def __init__(self) -> None:
+        super().__init__(LoggedSteps)
+        self._drawn = 0
+        self._spans: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def draw(self, key: tuple[str, str], at: int, figures: Figures) -> None:
+        """Add what a bar shows of a step."""
+        self._drawn += 1
+        self._spans[key] = (self._spans.get(key, (self._drawn,))[0], self._drawn)
+        self[key].put(at, figures)
+
+    def is_inside(self, inner: tuple[str, str], outer: tuple[str, str]) -> bool:
+        """Whether a bar is drawn in the course of another, as that of an evaluation: it begins again more often.
+
+        If both do so as often, it is drawn between the first and the last draw of the other.
+        """
+        first, last = self._spans[inner]
+        begun, ended = self._spans[outer]
+        if last < begun or ended < first:
+            return False
+        falls, others = self[inner].falls, self[outer].falls
+        return falls > others or (falls == others and begun < first and last < ended)
 
 
 def add_bar(bars: Bars, line: str) -> bool:
     """Add what a line draws, by (framework, total) and step; whether it has a bar."""
     if match := _LINE.search(line):
         done = round(float(match["done"]) * (1000 if match["k"] else 1))
-        bars[LOGGABLE, match["total"]].put(done, _figure(match))
+        bars.draw((LOGGABLE, match["total"]), done, _figure(match))
         return True
     if match := _RICH.search(line):
         done, total = int(match["done"]), int(match["total"])
-        bars[LIGHTNING, match["total"]].put(int(match["epoch"]) * total + done, _figure(match))
+        bars.draw((LIGHTNING, match["total"]), int(match["epoch"]) * total + done, _figure(match))
         return True
     match = _BAR.match(line, _after_speakers(line))
     if match is None:
-        return False
+        return _add_bare(bars, line)
     done, total = int(match["done"]), int(match["total"].replace("?", "0"))
     figures = _figure(match)
     if match["epoch"]:
@@ -70,7 +106,17 @@ def add_bar(bars: Bars, line: str) -> bool:
         name, at = TUNE, int(match["step"])
     else:
         name, at, figures = TRAINER, done, {**figures, CLOCK: _seconds(match["elapsed"])}
-    bars[name, match["total"]].put(at, figures)
+    bars.draw((name, match["total"]), at, figures)
+    return True
+
+
+def _add_bare(bars: Bars, line: str) -> bool:
+    """Add the last bar without a name in a line; whether it has one."""
+    bare = [each for each in _BARE.finditer(line) if not line[: each.start()].rstrip().endswith(":")]
+    if not bare:
+        return False
+    figures = {**_figure(bare[-1]), CLOCK: _seconds(bare[-1]["elapsed"])}
+    bars.draw((TRAINER, bare[-1]["total"]), int(bare[-1]["done"]), figures)
     return True
 
 
@@ -104,6 +150,8 @@ def _seconds(elapsed: str) -> float:
 def longest(bars: Bars, steps: int, resumed: bool, notes: list[str]) -> dict[str, LoggedSteps]:
     """The bars of training: those with as many steps as the log names, or that ran longest; others are evaluations.
 
+    So are those that are drawn in the course of another, however long they take.
+
     The speed that a bar of the Trainer shows counts the steps of before where a run was resumed, for dozens of
     steps; its clock does not, and is taken instead. ``notes`` gets what is said of the bars that are taken.
     """
@@ -111,7 +159,8 @@ def longest(bars: Bars, steps: int, resumed: bool, notes: list[str]) -> dict[str
     timed = {key: of for key, of in timed.items() if of}
     if not timed:
         return {}
-    name, total = max(timed, key=lambda key: (key[1] == str(steps), _lasted_s(timed[key])))
+    outer = {key for key in timed if not any(bars.is_inside(key, each) for each in timed if each != key)}
+    name, total = max(timed, key=lambda key: (key[1] == str(steps), key in outer, _lasted_s(timed[key])))
     drawn = timed[name, total]
     notes.extend([*bars[name, total].notes(), *([BATCHES.format(name)] if name in (LIGHTNING, OPENRLHF) else [])])
     by_clock = name == TRAINER and (resumed or _jumped(drawn))

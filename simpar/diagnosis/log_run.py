@@ -46,11 +46,12 @@ Figures = Mapping[str, float]
 class LoggedSteps(dict[int, dict[str, float]]):
     """Figures by step, of one run: where the numbers of steps fall back, what was put from there on is dropped.
 
-    ``again`` is the step at which they began again the last time, and the last one before it. What is set without
-    ``put`` tells nothing of where a run begins.
+    ``again`` is the step at which they began again the last time, and the last one before it, ``falls`` how often they
+    did. What is set without ``put`` tells nothing of where a run begins.
     """
 
     again: tuple[int, int] | None = None
+    falls = 0
 
     def put(self, at: int, figures: Mapping[str, float]) -> None:
         """Add figures of a step."""
@@ -58,6 +59,7 @@ class LoggedSteps(dict[int, dict[str, float]]):
             later = [each for each in self._put if each >= at]
             if len(later) > BEHIND:
                 self.again = (at, max(later))
+                self.falls += 1
                 for each in later:
                     del self[each], self._put[each]
         self._put[at] = None

@@ -82,7 +82,8 @@ MOST_BEFORE = 1_000_000
 _ENDLESS = re.compile(r"\d{300}")
 """More digits than any number of a log has, or floats can."""
 _LAST_NUMBER = re.compile(r"[\d.,]+\s*$")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\x1b\][^\x07]*\x07|#033\[[0-9;]*m")
+"""What terminals are told; SageMaker writes the escape out."""
 
 
 MEMORY = (
@@ -187,7 +188,7 @@ def read_log(path: str | Path) -> LogRun:
     if begins_samples(next(read_lines(path), "")) and (samples := _samples(path)) is not None:
         return samples
     values: dict[str, LoggedSteps] = defaultdict(LoggedSteps)
-    bars: Bars = defaultdict(LoggedSteps)
+    bars = Bars()
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
@@ -379,7 +380,7 @@ def read_lines(path: str | Path, notes: list[str] | None = None) -> Iterator[str
             while line := text.readline(MOST_LINE):
                 count += whole
                 if whole:
-                    yield _COLOUR.sub("", line) if "\x1b" in line else line
+                    yield _COLOUR.sub("", line) if "\x1b" in line or "#033[" in line else line
                 whole = line.endswith("\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         if isinstance(error, EOFError) and count and notes is not None:

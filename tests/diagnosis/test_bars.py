@@ -11,7 +11,9 @@ from simpar.errors import UserError
 SPEAKERS = (
     "", "[rank0]:", "[default0]:", "[1,0]<stderr>:", "0: ", "worker-0: ", "ip-10-0-0-1: ", "trainer-1  | ",
     "(RayTrainWorker pid=1234, ip=10.0.0.1) ", "[pod/run-0/pytorch] ", "2026-05-01T00:00:00.123456789Z stderr F ",
-    "2026-05-01 00:00:00.123 PDT [rank0]: ",
+    "2026-05-01 00:00:00.123 PDT [rank0]: ", "10.0.0.1: ", "trainer_1    | ", "Mar 01 12:00:00 node1 python[1234]: ",
+    "n[1-4]: ", "12:00:00 ", "1709294400.123456 ", "#033[34m", "job-0-abc pytorch ", "[rank 0] ", "> ",
+    "[2026-05-01 12:00:00,123] ",
 )  # fmt: skip
 
 
@@ -26,6 +28,35 @@ def test_who_speaks_before_a_bar(tmp_path, speaker):
     path.write_text(loading)
     with pytest.raises(UserError, match="has no line of a training step"):
         read_log(path)
+
+
+@pytest.mark.parametrize(
+    "speaker",
+    ["2026-05-01 12:00:00 | INFO | __main__:train:10 - ", "[INFO|trainer.py:13] 2026-05-01 >> ", "<node1> ", "node1\t",
+     "\x1b]0;title\x07", "[36m(pid=12)[0m "],
+)  # fmt: skip
+def test_a_bar_without_a_name_is_known_behind_any_words(tmp_path, speaker):
+    """One with a name has a colon before its percents."""
+    path = tmp_path / "train.log"
+    bars = [f"{at}%|#  | {at}/30 [00:{2 * at:02d}<01:00,  2.00s/it]" for at in range(1, 30)]
+    path.write_text("\n".join(f"{speaker}{bar}" for bar in bars))
+    assert read_log(path).figures == {"step_time_s": 2.0}
+    path.write_text("\n".join(f"{speaker}Tokenizing: {bar}" for bar in bars))
+    with pytest.raises(UserError, match="has no line of a training step"):
+        read_log(path)
+
+
+def test_an_evaluation_is_not_the_training_in_whose_course_it_runs(tmp_path):
+    """However long it takes, where the log does not say how many steps are trained."""
+    path = tmp_path / "train.log"
+    evaluation = [f" 1%|#  | {at}/900 [{at // 60:02d}:{at % 60:02d}<20:00,  1.50s/it]" for at in range(900)]
+    for every, count in ((20, 60), (30, 40)):  # several, and a single one
+        lines = []
+        for at in range(1, count):
+            lines.append(f" 1%|#  | {at}/100 [{at // 30:02d}:{2 * at % 60:02d}<01:00,  2.00s/it]")
+            lines += evaluation if at % every == 0 else []
+        path.write_text("\n".join(lines) + "\n")
+        assert read_log(path).figures == {"step_time_s": 2.0}
 
 
 def resumed_bars(first=501, last=520, total=1000, step_s=2.0):
