@@ -62,6 +62,18 @@ def flagged(words: Sequence[str]) -> dict[str, Any]:
     return result
 
 
+def flagged_by_tyro(words: Sequence[str]) -> dict[str, Any]:
+    """As :func:`flagged`, of a command that tyro parses: dashes for underscores, ``--section.no-key``, and None."""
+    result: dict[str, Any] = {}
+    for key, value in flagged(words).items():
+        section, _, name = key.replace("-", "_").rpartition(".")
+        is_off = name.startswith("no_") and value is True
+        result[f"{section}.{name.removeprefix('no_') if is_off else name}"] = (
+            False if is_off else None if value == "None" else value
+        )
+    return result
+
+
 def files_of_script(words: Sequence[str]) -> tuple[str, ...]:
     """The configs that a command gives to its script, as a loose word or by ``--config``."""
     at = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))

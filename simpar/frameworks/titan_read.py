@@ -12,15 +12,17 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks import rules
-from simpar.frameworks.overrides import flagged, text_beside
+from simpar.frameworks.overrides import flagged_by_tyro, text_beside
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import BY_ROW, EAGER_STACK, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
+from simpar.frameworks.trainer_read import low_states
 from simpar.frameworks.words import WordTable
 from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.routing import Balance
 from simpar.plan.schedules import natural_vpp
 from simpar.plan.schedules.actions import from_csv
 
@@ -35,6 +37,9 @@ MODELS_OF = ("torchtitan/models", "torchtitan/experiments")
 LOCAL_BATCH, SEQ_LEN = 8, 2048
 """Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
 PIECES = "The loss is made in pieces, whose logits never exist together: they are counted whole, which is more memory."
+FORCED = ("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
+"""Options that choose experts in turn, whatever the router says (of main, and before)."""
+LOW_MOMENTS, KERNELS = "fused_opt_states_bf16", "optimizer.implementation"
 REDUCED = "training.mixed_precision_reduce"
 COMPILES, COMPONENTS = ("compile.enable", "training.compile"), "compile.components"
 """Options that compile layers (of releases since 0.2, and before), and what of a step."""
@@ -58,7 +63,7 @@ def read(text: str, name: str) -> Imported:
         return read_toml(text, name)
     module, recipe = _names_recipe(words) or ("", "")
     file = _registry(words, module, name)
-    return _read_recipe(files.read_text(file), str(file), recipe, flagged(words))
+    return _read_recipe(files.read_text(file), str(file), recipe, flagged_by_tyro(words))
 
 
 def _commands(text: str, source: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
@@ -244,7 +249,9 @@ def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tup
     }
     left = filter(None, (asks["model"], _action_table(given), asks["global_batch"]))
     all_notes = (*notes, *left, *given.misspelt())
-    return Imported(made, given.words(), all_notes, local, asks=asks, expert_balance="bias")  # its load_balance_coeff
+    forced = [given.get(key) for key in FORCED]
+    balance: Balance = "forced" if any(forced) else "bias"  # its load_balance_coeff
+    return Imported(made, given.words(), all_notes, local, asks=asks, expert_balance=balance)
 
 
 def _action_table(given: ConfigReader) -> str:
@@ -290,12 +297,25 @@ def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
         values["stack"] = EAGER_STACK
     if given.values_.get(REDUCED) == "float32":  # as where nothing says it
         given.get(REDUCED)
-    implementations = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items()}
-    values["optimizer_kernels"] = implementations.get(str(given.get("optimizer.implementation", "")))
+    values |= _update(given)
+    values["graphs"] = "step" if given.get("training.disable_cuda_graphs") is False else None
     values["update_in_backward"] = given.get("optimizer.early_step_in_backward")
     if given.get("training.enable_cpu_offload"):
         values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     return values | _stages(given, sizes["pp"], model)
+
+
+def _update(given: ConfigReader) -> dict[str, Any]:
+    """Kernels and dtypes of the update; an optimizer other than Adam, or kernels by another name, decide."""
+    if str(given.get("optimizer.name", "AdamW")).lower() not in ("adam", "adamw"):
+        given.used.discard("optimizer.name")
+    kernels = {theirs: {"optimizer_kernels": ours} for ours, theirs in IMPLEMENTATIONS.items()}
+    kernels |= {LOW_MOMENTS: {"optimizer_kernels": "fused", "moment_dtype": "bf16"}, "": {}}
+    said = str(given.get(KERNELS, ""))
+    if said not in kernels:
+        given.used.discard(KERNELS)
+    low = low_states("adamw") if given.get("training.dtype", "float32") == "bfloat16" else {}
+    return {**kernels.get(said, {}), **low}
 
 
 def _is_compiled(given: ConfigReader) -> bool:
@@ -408,7 +428,6 @@ WORDS = WordTable(
         "optimizer.eps",
         "optimizer.beta*",
         "optimizer.weight_decay",
-        "optimizer.name",
         "training.steps",
         "training.dataset*",
         "training.max_norm",
@@ -437,6 +456,9 @@ WORDS = WordTable(
         "activation_checkpoint.per_op_sac*",
     ),
     deciding={
+        "optimizer.name": "an optimizer whose states are not known: memory and the update's time",
+        "optimizer.param_groups": "optimizers of some parameters: memory and the update's time",
+        KERNELS: "which kernels update: time",
         COMPONENTS: "whether the loss is compiled: time, and memory of logits",
         "parallelism.disable_loss_parallel": "logits are gathered for the loss: memory and time",
         "float8.*": "which products are in 8 bits: time",

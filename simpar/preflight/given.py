@@ -18,7 +18,7 @@ from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
-from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
+from simpar.frameworks.overrides import files_of_script, flagged_by_tyro, text_beside, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.script_code import code_of_notebook, has_trainer, shell_of_notebook
@@ -397,7 +397,7 @@ def _with_script(launch: LaunchCommand, source: str) -> LaunchCommand:
 def _dotted(launch: LaunchCommand) -> dict[str, str]:
     """Options of a job config on a command line, as TOML values; the config file itself is none."""
     named = load_reader(str(launch.target)).config(launch.words)
-    given = {name: value for name, value in flagged(launch.words).items() if value != named}
+    given = {name: value for name, value in flagged_by_tyro(launch.words).items() if value != named}
     return {name: json.dumps("" if value is None else value) for name, value in given.items()}
 
 
