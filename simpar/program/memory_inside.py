@@ -8,6 +8,7 @@ run, so that activations rise layer by layer in the forward and fall in the back
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
@@ -37,12 +38,19 @@ class _Rows:
     share: Floats
     delta_bytes: Ints
 
+    @cached_property
+    def total_bytes(self) -> Ints:
+        """Bytes of all categories, int64[n]."""
+        return np.asarray(self.delta_bytes.sum(axis=1))
+
     def at(self, timing: Timing, ops: Ints) -> Ints:
         """The instants in ns of the changes inside ``ops``, int64[ops, n]; at both ends exactly the op's own."""
         start, finish = timing.start_ns[ops][:, None], timing.finish_ns[ops][:, None]
         return np.asarray(start + np.rint((finish - start) * self.share).astype(np.int64), dtype=np.int64)
 
 
+_Pass = tuple[TemplateNode, Ints]
+"""A node, and the ops that it became."""
 Opened = dict[tuple[int, bool], _Rows]
 """What stands for nodes, by node and whether that is condensed: classes share nodes."""
 
@@ -62,33 +70,49 @@ def memory_over_time(
     result = _over_time((lowered, timing, class_id), passes, known)
     if result[1].sum(axis=1).max() == use.peak_bytes:
         return result
+    return _over_time((lowered, timing, class_id), _without_peak(lowered, class_id, use, passes), known)
+
+
+def find_peak_ns(lowered: Lowered, timing: Timing, class_id: int, use: MemoryUse, known: Opened) -> int:
+    """When the curve of :func:`memory_over_time` first reaches its highest total."""
+    passes = list(ops_of_nodes(lowered, class_id, attrgetter("opened")))
+    time, total = _over_time((lowered, timing, class_id), passes, known, in_all=True)
+    if total.max() != use.peak_bytes:
+        passes = _without_peak(lowered, class_id, use, passes)
+        time, total = _over_time((lowered, timing, class_id), passes, known, in_all=True)
+    return int(time[np.argmax(total)])
+
+
+def _without_peak(lowered: Lowered, class_id: int, use: MemoryUse, passes: list[_Pass]) -> list[_Pass]:
+    """Passes without the action in which the Program's peak is."""
     slots = lowered.slots.of_class(class_id)
     op, action = lowered.op_of_slot[slots], lowered.slots.action[slots]
     whole = op[action == action[np.flatnonzero(op == use.peak_op)[0]]]
-    passes = [(node, ops[~np.isin(ops, whole)]) for node, ops in passes]
-    return _over_time((lowered, timing, class_id), passes, known)
+    return [(node, ops[~np.isin(ops, whole)]) for node, ops in passes]
 
 
 def _over_time(
-    of: tuple[Lowered, Timing, int], passes: Sequence[tuple[TemplateNode, Ints]], known: Opened
+    of: tuple[Lowered, Timing, int], passes: Sequence[_Pass], known: Opened, *, in_all: bool = False
 ) -> tuple[Ints, Ints]:
-    """The curve of a class with some ops opened."""
+    """The curve of a class with some ops opened: by category, or in all categories together, int64[n]."""
     lowered, timing, class_id = of
     table, opened = lowered.program.memory, np.zeros(len(lowered.program), dtype=bool)
     many = sum(len(ops) * _num_rows(node) for node, ops in passes) > MOST_ROWS
-    instants, changes = [np.zeros(1, dtype=np.int64)], [np.zeros((1, len(MEMORY_CATEGORIES)), dtype=np.int64)]
+    instants, changes = [np.zeros(1, dtype=np.int64)], list[Ints]()
     for node, ops in passes:
         if (id(node), many) not in known:
             known[id(node), many] = _rows(node, condense=many)
         rows = known[id(node), many]
         opened[ops] = True
         instants.append(rows.at(timing, ops).ravel())
-        each = rows.delta_bytes
-        changes.append(np.broadcast_to(each, (len(ops), *each.shape)).reshape(-1, each.shape[1]))
+        each = rows.total_bytes if in_all else rows.delta_bytes
+        changes.append(np.broadcast_to(each, (len(ops), *each.shape)).reshape(-1, *each.shape[1:]))
     rest = np.flatnonzero((table.class_id == class_id) & ~opened[table.op])
-    op = table.op[rest]
-    whole = np.zeros((len(rest), len(MEMORY_CATEGORIES)), dtype=np.int64)
-    whole[np.arange(len(rest)), table.category[rest]] = table.delta_bytes[rest]
+    op, whole = table.op[rest], table.delta_bytes[rest]
+    if not in_all:
+        whole = np.zeros((len(rest), len(MEMORY_CATEGORIES)), dtype=np.int64)
+        whole[np.arange(len(rest)), table.category[rest]] = table.delta_bytes[rest]
+    changes.insert(0, np.zeros((1, *whole.shape[1:]), dtype=np.int64))
     time = np.concatenate([*instants, np.where(table.at_finish[rest], timing.finish_ns[op], timing.start_ns[op])])
     order = np.argsort(time, kind="stable")
     time, curve = time[order], np.cumsum(np.concatenate([*changes, whole])[order], axis=0)

@@ -9,7 +9,7 @@ from simpar.program.footprint import Footprint, footprints
 from simpar.program.ir.program import Timing
 from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
-from simpar.program.memory_inside import Opened, memory_over_time
+from simpar.program.memory_inside import Opened, find_peak_ns, memory_over_time
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import Accounts, account
 from simpar.report.parts import JitterReport
@@ -68,3 +68,7 @@ class SummaryInputs:
             use = self.footprints[class_id].use
             self._moving[class_id] = memory_over_time(self.lowered, self.timing, class_id, use, self._opened)
         return self._moving[class_id]
+
+    def moving_peak_ns(self, class_id: int) -> int:
+        """When what comes and goes on a class is highest first: :meth:`moving_memory` without its categories."""
+        return find_peak_ns(self.lowered, self.timing, class_id, self.footprints[class_id].use, self._opened)

@@ -94,8 +94,7 @@ def _peak_time_ns(context: SummaryInputs, class_id: int, one: Footprint) -> int:
     """When the memory of a class peaks first: inside an op, in the update or behind it."""
     if one.peaks_between:
         return _update_ns(context, class_id)[0 if one.static.ends_in_update else 1]
-    time_ns, held = context.moving_memory(class_id)
-    return int(time_ns[np.argmax(held.sum(axis=1))])
+    return context.moving_peak_ns(class_id)
 
 
 def _ends_in(one: Footprint) -> str:
