@@ -7,16 +7,19 @@ lines have. Names that a file assigns once are followed.
 
 import ast
 import json
-import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.script_branches import CONDITION, branches_of
+from simpar.frameworks.script_parser import flags_parsed, parameters_parsed, parsed_arguments
 from simpar.frameworks.script_starts import Starts, starts_of
-from simpar.frameworks.script_statements import Statements, statements_of
+from simpar.frameworks.script_statements import Statements, decides, statements_of, trained_at
+from simpar.frameworks.script_values import OF_DEVICE, ScriptNames, Untold, known_of, name_of, truth_of, value_of
 
 ARGUMENTS = ("SFTConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
 """Classes whose keywords are the Trainer's arguments."""
@@ -43,23 +46,6 @@ NO_ARGUMENTS = (
     "max_lora_rank", "gpu_memory_utilization", "unsloth_force_compile", "return_logits", "config", "device",
 )  # fmt: skip
 """Keywords of these calls that say nothing of time and memory, or name what other calls make."""
-SUPPORTED = re.compile(r"bf(loat)?16_supported$")
-"""Functions that ask the device whether it has bf16."""
-
-
-class Untold:
-    """What only running tells, as the code writes it."""
-
-    def __init__(self, node: ast.expr) -> None:
-        self.node = node
-
-    @property
-    def text(self) -> str:
-        """The expression."""
-        return ast.unparse(self.node)
-
-
-OF_DEVICE = Untold(ast.Constant("which 16 bits the device has"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,8 @@ class CodeArguments:
 
     ``trainer`` is the last class that trains, "" for none; ``of_unsloth`` tells whether Unsloth makes the model.
     ``classes`` are those of arguments that are made, ``emptied`` the arguments that are None. ``does`` is what the code
-    does beside them, ``starts`` the processes that it starts.
+    does beside them, ``starts`` the processes that it starts, ``conditions`` the word for those that only running
+    decides, and ``parsed`` the flags of its own command line, with whether they were asked for.
     """
 
     values: Mapping[str, Any]
@@ -80,6 +67,8 @@ class CodeArguments:
     emptied: frozenset[str] = frozenset()
     does: Statements = Statements({}, {}, {})
     starts: Starts = Starts()
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    parsed: Mapping[str, bool] = field(default_factory=dict)
 
 
 def has_trainer(text: str) -> bool:
@@ -133,33 +122,77 @@ def _shell_lines(source: str) -> Iterator[str]:
             yield own[1:]
 
 
+_OF_SHELL = re.compile(r"[!%]|(pip3?|conda|apt|apt-get) install\b")
+"""How lines begin that a notebook gives to a shell, or takes as such."""
+
+
 def code_of_notebook(text: str, name: str) -> str:
     """The code of a notebook, cell by cell, without lines for the shell. Raises UserError."""
     sources = _cells(text, name)
-    lines = (line for source in sources if not source.lstrip().startswith("%%") for line in source.splitlines())
-    return "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines) + "\n"
+    return "\n".join(line for source in sources for line in _python_lines(source)) + "\n"
 
 
-def arguments_of_code(text: str, name: str) -> CodeArguments:
-    """The arguments in a file's code. Raises UserError naming the line of what is no Python."""
+def _python_lines(source: str) -> Iterator[str]:
+    """The lines of a cell; those for the shell, which may go on behind a backslash, do nothing."""
+    if source.lstrip().startswith("%%"):
+        return
+    goes_on = False
+    for line in source.splitlines():
+        own = line.lstrip()
+        is_shell = goes_on or _OF_SHELL.match(own) is not None
+        yield "" if goes_on else f"{line[: len(line) - len(own)]}pass" if is_shell else line
+        goes_on = is_shell and line.rstrip().endswith("\\")
+
+
+def arguments_of_code(text: str, name: str, flags: Mapping[str, Any] | None = None) -> CodeArguments:
+    """The arguments in a file's code, which is started with ``flags``, by plain name.
+
+    Raises UserError naming the line of what is no Python.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise UserError(f"{name}{f':{line}' if line else ''}: not Python") from None
-    known, reader = _assigned(tree), _Reader()
     try:
+        tree, known, untold = _running(tree, flags or {})
+        reader = _Reader()
         for call in sorted(_calls(tree), key=lambda node: (node.lineno, node.col_offset)):
             reader.take(call, known)
+        adapts = "LoraConfig" in reader.classes or reader.of_unsloth
+        does = statements_of(tree, (*ARGUMENTS, "LoraConfig"), adapts=adapts)
+        for key, given in does.values.items():
+            reader.set_later(key, given, known)
+        starts = starts_of(tree, lambda node: value_of(node, known))
     except RecursionError:
         raise UserError(f"{name}: an expression of too many parts; allowed: values that the code writes out") from None
-    does = statements_of(tree, (*ARGUMENTS, "LoraConfig"), adapts="LoraConfig" in reader.classes or reader.of_unsloth)
-    for key, given in does.values.items():
-        reader.set_later(key, given, known)
     return CodeArguments(
         reader.values, reader.untold, reader.lines, reader.trainer, reader.of_unsloth, frozenset(reader.classes),
-        frozenset(reader.emptied), does, starts_of(tree, lambda node: _value(node, known)),
+        frozenset(reader.emptied), does, starts, {CONDITION: untold} if untold else {}, flags_parsed(tree, known.asked),
     )  # fmt: skip
+
+
+def _running(tree: ast.Module, flags: Mapping[str, Any]) -> tuple[ast.Module, ScriptNames, str]:
+    """A file without what does not run, what its names stand for, and the first condition that only running decides."""
+    parsed, ends = parsed_arguments(tree, flags), trained_at(tree)
+    given = parameters_parsed(tree, flags)
+
+    def matters(node: ast.AST) -> bool:
+        own = [each for each in _calls(node) if each.lineno <= ends]
+        return any(_says(each) for each in own) or decides(node)
+
+    known, untold = known_of(tree, parsed, given), ""
+    for _ in range(2):  # names that only branches assign are known without those that do not run
+        tree, untold = branches_of(tree, partial(truth_of, known=known), matters)
+        known = known_of(tree, parsed, given, known.asked)
+    return tree, known, untold
+
+
+def _says(call: ast.Call) -> bool:
+    """Whether a call has arguments of training."""
+    called, of = name_of(call.func), name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    of_model = called == "from_pretrained" and (OF_UNSLOTH.match(of) or OF_MODEL.search(of))
+    return called in (*ARGUMENTS, *ENABLES, "LoraConfig", "BitsAndBytesConfig", "get_peft_model") or bool(of_model)
 
 
 class _Reader:
@@ -172,15 +205,15 @@ class _Reader:
         self.trainer, self.of_unsloth, self.has_model = "", False, False
         self.classes, self.emptied = set[str](), set[str]()
 
-    def set_later(self, key: str, given: ast.expr, known: Mapping[str, ast.expr]) -> None:
+    def set_later(self, key: str, given: ast.expr, known: ScriptNames) -> None:
         """An argument that is set after its class was made."""
         self.values.pop(key, None)
         self.untold.pop(key, None)
         self._keep(key, given, known)
 
-    def take(self, call: ast.Call, known: Mapping[str, ast.expr]) -> None:
+    def take(self, call: ast.Call, known: ScriptNames) -> None:
         """Read one call."""
-        called, of = _name(call.func), _name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        called, of = name_of(call.func), name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         names: Mapping[str, str] = {}
         if called in TRAINERS or OTHERS.match(called):
             self.trainer = called
@@ -195,7 +228,7 @@ class _Reader:
         elif called == "LoraConfig":
             names = LORA
         elif called in ENABLES:
-            told = {each.arg: _value(each.value, known) for each in call.keywords}
+            told = {each.arg: value_of(each.value, known) for each in call.keywords}
             self.values.setdefault("gradient_checkpointing", told.get("use_gradient_checkpointing", True) is not False)
             return
         elif called not in (*ARGUMENTS, *TRAINERS, "BitsAndBytesConfig") and not (
@@ -208,23 +241,23 @@ class _Reader:
             elif keyword.arg is None:
                 self._spread(keyword.value, names, known)
 
-    def _take_model(self, call: ast.Call, known: Mapping[str, ast.expr]) -> None:
+    def _take_model(self, call: ast.Call, known: ScriptNames) -> None:
         """The model that a trainer is given by name (``SFTTrainer(model="Qwen/Qwen3-0.6B")``)."""
         given = [*(each.value for each in call.keywords if each.arg == "model"), *call.args[:1]]
-        named = next((name for each in given if isinstance(name := _value(each, known), str)), None)
+        named = next((name for each in given if isinstance(name := value_of(each, known), str)), None)
         if named is not None and not self.has_model:
             self.values["model_name_or_path"], self.has_model = named, True
 
-    def _spread(self, given: ast.expr, names: Mapping[str, str], known: Mapping[str, ast.expr]) -> None:
+    def _spread(self, given: ast.expr, names: Mapping[str, str], known: ScriptNames) -> None:
         """Read ``**OPTIONS`` where the file writes them out."""
-        value = _value(given, known)
+        value = value_of(given, known)
         if isinstance(value, dict):
             self.values |= {names.get(key, key): each for key, each in value.items() if key not in NO_ARGUMENTS}
         else:
             self.untold[f"**{ast.unparse(given)}"] = ast.unparse(given)
 
-    def _keep(self, key: str, given: ast.expr, known: Mapping[str, ast.expr]) -> None:
-        value = _value(given, known)
+    def _keep(self, key: str, given: ast.expr, known: ScriptNames) -> None:
+        value = value_of(given, known)
         self.lines[key] = given.lineno
         if isinstance(value, Untold):
             if value is not OF_DEVICE:
@@ -237,78 +270,3 @@ class _Reader:
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _name(node: ast.expr) -> str:
-    """The last part of a dotted name; "" for what is none."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
-    """What names stand for that are assigned one value."""
-    result: dict[str, ast.expr] = {}
-    several = set[str]()
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(
-            node, ast.AnnAssign | ast.AugAssign | ast.For) else []  # fmt: skip
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        for name in (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)):
-            alone = value is not None and len(targets) == 1 and isinstance(targets[0], ast.Name)
-            same = name in result and value is not None and ast.dump(result[name]) == ast.dump(value)
-            if not alone or (name in result and not same):
-                several.add(name)
-            elif value is not None:
-                result[name] = value
-    return {name: value for name, value in result.items() if name not in several}
-
-
-MOST_STEPS = 20
-"""Names that one value may stand on."""
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-             ast.Div: operator.truediv}  # fmt: skip
-MOST = 2**53
-"""Beyond it floats leave out whole numbers."""
-
-
-def _value(node: ast.expr, known: Mapping[str, ast.expr], steps: int = 0) -> Any:
-    """What an expression is, :class:`Untold` where only running tells."""
-    untold = Untold(node)
-    if steps > MOST_STEPS:
-        return untold
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str | int | float | None) else untold
-    if isinstance(node, ast.Name):
-        return _value(known[node.id], known, steps + 1) if node.id in known else untold
-    if isinstance(node, ast.Attribute) and _name(node.value) == "torch":
-        return node.attr
-    if isinstance(node, ast.List | ast.Tuple):
-        items = [_value(each, known, steps + 1) for each in node.elts]
-        return untold if any(isinstance(each, Untold) for each in items) else items
-    if isinstance(node, ast.Dict):
-        keys = [_value(each, known, steps + 1) if each is not None else untold for each in node.keys]
-        values = [_value(each, known, steps + 1) for each in node.values]
-        told = all(isinstance(key, str) for key in keys) and not any(isinstance(each, Untold) for each in values)
-        return dict(zip(keys, values, strict=True)) if told else untold
-    if isinstance(node, ast.UnaryOp):
-        inner = _value(node.operand, known, steps + 1)
-        if inner is OF_DEVICE or not isinstance(inner, int | float | str):
-            return inner if inner is OF_DEVICE else untold
-        return not inner if isinstance(node.op, ast.Not) else -inner if isinstance(inner, int | float) else untold
-    if isinstance(node, ast.Call) and SUPPORTED.search(_name(node.func)):
-        return OF_DEVICE
-    if isinstance(node, ast.IfExp):
-        if _value(node.test, known, steps + 1) is OF_DEVICE:
-            return OF_DEVICE
-        return untold
-    return _computed(node, known, steps, untold)
-
-
-def _computed(node: ast.expr, known: Mapping[str, ast.expr], steps: int, untold: Untold) -> Any:
-    """What arithmetic of numbers comes to."""
-    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
-        return untold
-    left, right = (_value(each, known, steps + 1) for each in (node.left, node.right))
-    numbers = all(isinstance(each, int | float) and abs(each) < MOST for each in (left, right))
-    if not numbers or (right == 0 and isinstance(node.op, ast.Div | ast.FloorDiv)):
-        return untold
-    return OPERATORS[type(node.op)](left, right)

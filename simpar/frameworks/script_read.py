@@ -6,6 +6,7 @@ from dataclasses import replace
 from simpar.errors import UserError
 from simpar.frameworks.overrides import text_beside
 from simpar.frameworks.reader import ONE_PROCESS, Reader, why_refused
+from simpar.frameworks.script_branches import OF_BRANCHES
 from simpar.frameworks.script_code import OTHERS, CodeArguments, arguments_of_code, code_of_notebook, has_trainer
 from simpar.frameworks.script_starts import OF_STARTS, Starts
 from simpar.frameworks.script_statements import IN_CODE
@@ -14,7 +15,7 @@ from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand
 from simpar.frameworks.trainer_read import Habits, plan_of
 from simpar.frameworks.trainer_readers import SFT, TRANSFORMERS, UNSLOTH
 from simpar.frameworks.trainer_words import WORDS
-from simpar.frameworks.words import ReadWords, WordTable
+from simpar.frameworks.words import ReadWords, WordTable, plain
 
 DECIDES = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "model_name_or_path", "max_length", "max_seq_length",
@@ -50,28 +51,38 @@ def _code(command: TrainerCommand, source: str) -> tuple[str, str] | None:
 
 
 def _plan(text: str, name: str, command: TrainerCommand | None) -> Imported:
-    code = arguments_of_code(code_of_notebook(text, name) if name.endswith(NOTEBOOK) else text, name)
+    flags = {} if command is None else dict(command.flags)
+    code = arguments_of_code(code_of_notebook(text, name) if name.endswith(NOTEBOOK) else text, name, flags)
     if OTHERS.match(code.trainer):
         kind = code.trainer.removesuffix("Trainer").removesuffix("Config")
         raise UserError(f"{name}: {code.trainer}: {why_refused(kind.lower())}; allowed: SFTTrainer, Trainer")
     if missing := next((key for key in DECIDES if key in code.untold), None):
-        raise UserError(
-            f"{name}:{code.lines[missing]}: {missing} = {code.untold[missing]}: only running tells; allowed: a value "
-            "that the code writes out"
-        )
+        raise _untold(code, missing, name)
     if other := next(iter(code.does.adapters), None):
         raise UserError(
             f"{name}:{code.does.adapters[other]}: {other}: adapters whose kind is not modelled, or whose rank is not "
             "in the code; allowed: LoraConfig(r=...), or none"
         )
-    flags = {} if command is None else dict(command.flags)
+    own = {key: command.written[key] for key in flags if code.parsed.get(key)} if command is not None else {}
+    flags = {key: value for key, value in flags.items() if key not in own}
     given = TrainerArguments({**code.values, **flags}, name, None if command is None else command.written)
     result = plan_of(given, _habits(given, code), command)
     untold = {key: text for key, text in code.untold.items() if key not in flags and not text.startswith(_PLACED)}
-    words = ReadWords((), {**untold, **code.does.words, **code.starts.words})
-    result = replace(result, words=result.words + words, written_as="")
+    words = ReadWords(tuple(own.values()), {**untold, **code.does.words, **code.starts.words, **code.conditions})
+    defaults = f"{name} is read as started without arguments (simpar check -- python {name} ARGUMENTS)."
+    notes = (*result.notes, *([defaults] if command is None and any(code.parsed.values()) else []))
+    result = replace(result, words=result.words + words, written_as="", notes=notes)
     is_alone = command is None or not command.launched_by
     return _started(result, code.starts) if code.starts.is_any and is_alone else result
+
+
+def _untold(code: CodeArguments, missing: str, name: str) -> UserError:
+    """The error for an argument that only running tells, or a flag that the script's command has not."""
+    text, flag = code.untold[missing], code.untold[missing].rpartition(".")[2]
+    how = "a value that the code writes out"
+    if plain(flag) in code.parsed:
+        how = f"--{flag} in the command: simpar check -- python {name} --{flag} VALUE"
+    return UserError(f"{name}:{code.lines[missing]}: {missing} = {text}: only running tells; allowed: {how}")
 
 
 def _started(result: Imported, starts: Starts) -> Imported:
@@ -116,6 +127,6 @@ READER = Reader(
               "assistant_only_loss", "max_steps", "report_to", "device_map", "padding_side", "disable_log_stats"),
         deciding={"target_modules": WORDS.deciding["lora_target_modules"],
                   "finetune_vision_layers": "adapters of an encoder of images: memory and time",
-                  **IN_CODE, **OF_STARTS},
+                  **IN_CODE, **OF_STARTS, **OF_BRANCHES},
     ),
 )  # fmt: skip

@@ -58,7 +58,7 @@ def statements_of(tree: ast.AST, arguments: tuple[str, ...], *, adapts: bool) ->
     """What a file in Python says; ``arguments`` are classes of a trainer's, ``adapts`` whether LoRA is asked for."""
     words: dict[str, str] = {}
     adapters: dict[str, int] = {}
-    trained = _trained_at(tree)
+    trained = trained_at(tree)
     for node in ast.walk(tree):
         if getattr(node, "lineno", 0) > trained:  # what is saved, merged or asked for an answer
             continue
@@ -84,7 +84,14 @@ def _made_apart(tree: ast.AST, classes: tuple[str, ...]) -> str:
     return next((name for name, values in told.items() if len(values) > 1), "")
 
 
-def _trained_at(tree: ast.AST) -> float:
+def decides(part: ast.AST) -> bool:
+    """Whether a part of a file has one of the words of :data:`IN_CODE`, or makes adapters of other kinds."""
+    calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
+    frozen = any(isinstance(node, ast.Assign) and _freezes(node, adapts=False) for node in ast.walk(part))
+    return frozen or any(_words_of_call(each, adapts=False) or _adapters_of_call(each, adapts=False) for each in calls)
+
+
+def trained_at(tree: ast.AST) -> float:
     """The line in which a trainer trains; infinity if none says so."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "train")
     return min((call.lineno for call in calls if "trainer" in _root(call.func).lower()), default=math.inf)

@@ -51,7 +51,7 @@ def test_what_calls_say(lines, expected):
     ("lines", "expected"),
     [
         (["SFTConfig(max_length=args.length)"], {"max_length": "args.length"}),
-        (["n = 1", "n = 2", "SFTConfig(max_length=n)"], {"max_length": "n"}),
+        (["n = 1", "n = 2", "def f():", "    SFTConfig(max_length=n)"], {"max_length": "n"}),
         (["for n in (1, 2):", "    SFTConfig(max_length=n)"], {"max_length": "n"}),
         (["a, b = 1, 2", "SFTConfig(max_length=a)"], {"max_length": "a"}),
         (["a = b", "b = a", "SFTConfig(max_length=a)"], {"max_length": "a"}),
