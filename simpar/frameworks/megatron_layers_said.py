@@ -32,9 +32,10 @@ OF_LATENTS = {
 OF_HEADS = {"--kv-channels": ("head_dim", ("head_dim",))}
 """Sizes of experts, of latent attention and of other heads: an argument's name in a graph, and in configs."""
 OF_SHARED, FREQUENCY, NORMED = "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--qk-layernorm"
+UNTIED = "--untie-embeddings-and-output-weights"
 PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
 BESIDE = "--moe-shared-expert-overlap"
-SAID = (*OF_EXPERTS, *OF_LATENTS, *OF_HEADS, OF_SHARED, FREQUENCY, NORMED)
+SAID = (*OF_EXPERTS, *OF_LATENTS, *OF_HEADS, OF_SHARED, FREQUENCY, NORMED, UNTIED)
 """All arguments that are held against the model."""
 MOST = 10_000
 """Layers that a pattern may have."""
@@ -51,6 +52,8 @@ def unlike(given: Arguments, graph: ModelGraph) -> dict[str, str]:
         experts = architecture(graph).experts[: sizes_of(graph)["layers"]]
         if FREQUENCY in given.values and _frequency(given, len(experts)) != experts:
             result[FREQUENCY] = f"{experts.count(False)} dense layers"
+    if UNTIED in given.values and graph.tied_embeddings:
+        result[UNTIED] = "a table that the output shares"
     if NORMED in given.values and "qk_dim" not in graph.dims and not graph.has_state:
         style = architecture(graph)
         if not style.qk_norm and style.norm == "rms":
@@ -140,6 +143,8 @@ def _fields(given: Arguments, graph: ModelGraph, flag: str) -> Iterator[dict[str
     for each, _, fields, said in _sizes(given, graph):
         if each == flag and said is not None:
             yield from ({field: said} for field in fields)
+    if flag == UNTIED:
+        yield {"tie_word_embeddings": False}
     if flag == OF_SHARED:
         said, width = _number(given, OF_SHARED), graph.dims["expert_ffn"]
         yield {"shared_expert_intermediate_size": said}

@@ -70,7 +70,7 @@ MEGATRON_WORDS = WordTable(
         "hidden_dropout", "max_position_embeddings", "position_embedding_type", "no_position_embedding",
         "use_rotary_position_embeddings", "normalization", "apply_layernorm_1p", "layernorm_epsilon", "swiglu",
         "squared_relu", "openai_gelu", "quick_geglu", "activation_func*", "glu_linear_offset", "softmax_type",
-        "untie_embeddings_and_output_weights", "disable_bias_linear", "add_bias_linear", "add_qkv_bias",
+        "disable_bias_linear", "add_bias_linear", "add_qkv_bias",
         "qk_l2_norm", "multi_latent_attention",
         "apply_query_key_layer_scaling",
         "no_query_key_layer_scaling", "apply_residual_connection_post_layernorm", "bert_no_binary_head",
@@ -117,7 +117,7 @@ MEGATRON_WORDS = WordTable(
             (
                 "kv_channels", "qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
                 "v_head_dim", "moe_layer_freq", "moe_router_topk", "moe_router_num_groups", "moe_router_group_topk",
-                "moe_shared_expert_intermediate_size",
+                "moe_shared_expert_intermediate_size", "untie_embeddings_and_output_weights",
             ),
             "layers that are not as it says here: time and memory",
         ),

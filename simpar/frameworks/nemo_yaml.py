@@ -135,7 +135,7 @@ def read(text: str, name: str) -> Imported:
     plan = result.plan.with_values(**{key: value for key, value in changes.items() if value is not None})
     plan = with_weights(plan.model_copy(update={"stack": "nemo"}), "nemo")
     for switch, gated in GATES.items():
-        if not given.get(switch):  # what they say has no effect then
+        if not given.values_.get(switch):  # what they say has no effect then; a switch that is on is not read by this
             given.used |= {word for word in given.values_ if word.startswith(gated)}
     told = arguments.words()
     given.used |= {word for word in told.used if word in given.values_}

@@ -40,6 +40,8 @@ def parser() -> Parser:
     return Parser(Language(language()))
 
 
+BEHIND_BRACKET = re.compile(r"(?<=\]\*)\$([A-Za-z_]\w*)")
+"""A variable whose name the grammar takes for a word of its own: ``[0]*$DENSE+[1]*$MOE``."""
 COMMENT = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
 """A comment between the lines of one command: a substitution of nothing."""
 
@@ -65,7 +67,7 @@ def tree_of(text: str) -> Node:
     Those of several words, and values of flags, would be read as redirections; another one of a single word is one, if
     the text has a tree with it.
     """
-    text = COMMENT.sub(" ", text)
+    text = BEHIND_BRACKET.sub(r"${\1}", COMMENT.sub(" ", text))
     root = parser().parse(text.encode()).root_node
     if root.has_error and OFFSET.search(text):
         text = OFFSET.sub(_worked_out, text)

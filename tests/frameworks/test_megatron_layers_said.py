@@ -158,3 +158,12 @@ def test_chunks_that_do_not_divide_are_refused_with_what_counts():
     axes = "--pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 2 --micro-batch-size 1"
     with pytest.raises(UserError, match=r"--num-layers \+ 1 / pp = 63 / 8"):
         read(f"torchrun p.py {axes} --num-layers 62 --account-for-loss-in-pipeline-split\n", "a.sh", "megatron")
+
+
+def test_an_output_that_shares_no_table():
+    """GPT-3's sizes with --untie-embeddings-and-output-weights have two tables; they were answered with one."""
+    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --vocab-size 50257"
+    tied, found = load_model(imported(sizes).plan.model), imported(f"{sizes} --untie-embeddings-and-output-weights")
+    assert "--untie-embeddings-and-output-weights" in found.words.used
+    assert read_config(found.config).num_parameters() - tied.num_parameters() == 50257 * 2048
+    assert any("a table that the output shares where the text says --untie-" in note for note in found.notes)

@@ -209,3 +209,14 @@ def test_a_tokenizer_below_a_folder_that_is_not_said():
     config["model"]["mm_cfg"] = {"llm": {"freeze": True}}
     with pytest.raises(UserError, match=r"model\.mm_cfg\.llm\.freeze: a model of images and text: not modelled"):
         read(yaml.safe_dump(config), "neva.yaml", "nemo-1")
+
+
+def test_switches_that_are_on_decide() -> None:
+    """What no plan has is not read because words beside it depend on it: offloading was passed over, under OK."""
+    switches = {"cpu_offloading": True, "defer_embedding_wgrad_compute": True}
+    result = imported(changed(**switches))
+    assert NEMO_WORDS.sort(result.words.used, result.words.unread).deciding.keys() >= {
+        f"model.{key}" for key in switches
+    }
+    off = imported(changed(**dict.fromkeys(switches, False)))
+    assert not {f"model.{key}" for key in switches} & {*NEMO_WORDS.sort(off.words.used, off.words.unread).deciding}

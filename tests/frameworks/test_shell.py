@@ -278,3 +278,18 @@ eval torchrun $ARGS train.py --lines $LINES
     (command,) = (words for words in Script(text, "a.sh").commands if "train.py" in words)
     assert command[0] == "torchrun"
     assert [word for word in command if word.startswith("--")] == ["--master-addr", "--out", "--tag", "--lines"]
+
+
+def test_a_variable_behind_a_bracket():
+    """A pattern of layers without quotes is one word, in a command and in an array."""
+    text = "D=3\nM=5\nA=(--freq [0]*$D+[1]*$M --g 2)\nrun ${A[@]} [0]*$D+[1]*$M '[0]*3' \"[0]*$D\"\n"
+    assert Script(text, "a.sh").commands[-1] == [
+        "run",
+        "--freq",
+        "[0]*3+[1]*5",
+        "--g",
+        "2",
+        "[0]*3+[1]*5",
+        "[0]*3",
+        "[0]*3",
+    ]
