@@ -28,15 +28,20 @@ _PTILE = re.compile(r"\bptile\s*=\s*(\d+)")
 
 def directives(text: str) -> list[str]:
     """The sizes that the lines of a batch system before the first command ask for, in Slurm's words."""
+    readers = {"PBS": _of_pbs, "MSUB": _of_pbs, "BSUB": _of_lsf, "flux:": _of_flux, "$": _of_grid_engine,
+               "PJM": _of_fujitsu, "OAR": _of_oar}  # fmt: skip
+    return [word for name, words in asked_of(text).items() for word in readers[name](words)]
+
+
+def asked_of(text: str) -> dict[str, list[str]]:
+    """The words of batch systems' lines before the first command of a script, by system."""
     asked: dict[str, list[str]] = {}
     for line in text.splitlines():
         if asking := _LINE.match(line):
             asked.setdefault(asking[1], []).extend(_split(asking[2]))
         elif line.strip() and not line.startswith("#"):
             break
-    readers = {"PBS": _of_pbs, "MSUB": _of_pbs, "BSUB": _of_lsf, "flux:": _of_flux, "$": _of_grid_engine,
-               "PJM": _of_fujitsu, "OAR": _of_oar}  # fmt: skip
-    return [word for name, words in asked.items() for word in readers[name](words)]
+    return asked
 
 
 def _split(text: str) -> list[str]:

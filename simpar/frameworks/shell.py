@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import schedulers, slurm
-from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in, set_by_words
+from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in, set_by_words, unset
 from simpar.frameworks.shell_calls import (
     KNOWN,
     Call,
@@ -39,6 +39,7 @@ from simpar.frameworks.shell_gaps import (
 )  # fmt: skip
 from simpar.frameworks.shell_loops import ENDS, MaybeEnd, end_turn, may_end_turn, run_counted, run_for, run_while
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
+from simpar.frameworks.shell_passed import set_by_job
 from simpar.frameworks.shell_pipes import hand_over, run_pipeline
 from simpar.frameworks.shell_words import (
     UNKNOWN,
@@ -107,12 +108,13 @@ class Script:
         """What a file implies before its first line; ``asked`` are Slurm's flags on the command line."""
         known = self.variables.implied
         is_file = os.path.isfile(source)
-        known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""]}
-        known["PWD"] = [os.path.abspath(self.folder)]
+        known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""],
+                  "PWD": [os.path.abspath(self.folder)]}  # fmt: skip
         own, *others = slurm.parts_of(text)
         self.further_parts += others
         self.directives += [asked for asked in (own, schedulers.directives(text)) if asked]
         known |= slurm.variables_of([*slurm.plain_flags(asked), *own])
+        set_by_job(self, text)
         self.stack.append(os.path.realpath(source) if is_file else source)
 
     def run(self, text: str) -> None:
@@ -472,10 +474,6 @@ class Script:
         """Leave out a statement whose ``condition`` the script alone does not decide."""
         return leave_undecided(self, node, condition)
 
-    def _unset_command(self, node: Node) -> bool | None:
-        words = [word for child in node.named_children for word in self.variables.words(child)]
-        return run_built_in(self, ["unset", *words], None, ())
-
     def _compound_statement(self, node: Node) -> bool | None:
         if node.children[0].type != "((":
             return self._all(node.named_children)
@@ -495,5 +493,5 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "case_statement": Script._case_statement, "for_statement": run_for,
     "while_statement": run_while, "c_style_for_statement": run_counted, "test_command": Script._test_command,
     "compound_statement": Script._compound_statement, "pipeline": run_pipeline,
-    "unset_command": Script._unset_command,
+    "unset_command": unset,
 }  # fmt: skip

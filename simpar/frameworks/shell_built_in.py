@@ -45,6 +45,11 @@ def _unset(script: Script, words: list[str], _: str | None) -> bool:
     return True
 
 
+def unset(script: Script, node: Node) -> bool:
+    """What a statement of ``unset`` does."""
+    return _unset(script, [word for child in node.named_children for word in script.variables.words(child)], None)
+
+
 def _set(script: Script, words: list[str], _: str | None) -> bool:
     if words[:1] in (["-a"], ["+a"]):
         script.exports_all = words[0] == "-a"

@@ -1,12 +1,12 @@
 """Which script, or which text, a command hands to a shell, and the scripts of frameworks that are known by name."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 from simpar.dataclass import dataclass
+from simpar.frameworks.shell_passed import passed_variables
 from simpar.regular_files import check_is_file
 
 OF_BCPRUN = ("-c", "--cmd")
@@ -121,7 +121,7 @@ def begins_as_script(path: str) -> bool:
 
 
 def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """A command without ``env`` and what has no say in it, and the variables set, also by the ``--export`` of Slurm."""
+    """A command without ``env`` and what has no say in it, and the variables set, also by launchers' own flags."""
     own = dict[str, str]()
     while words and words[0] in ("env", *PLAIN):
         flags = list(takewhile(lambda word: word.startswith("-"), words[1:])) if words[0] != "sudo" else []
@@ -130,11 +130,7 @@ def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
         given = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word) is not None, rest if is_set else []))
         own |= dict(word.split("=", 1) for word in given)
         words = rest[len(given) :]
-    if words and PurePath(words[0]).name in ("srun", *JOBS):
-        own |= _exported(words)
-    if words and PurePath(words[0]).name == "ray":
-        own |= _of_ray_job(words)
-    return words, own
+    return words, own | passed_variables(words)
 
 
 def without_submitter(words: list[str]) -> tuple[list[str], str]:
@@ -163,30 +159,6 @@ def _of_torchx(words: Sequence[str]) -> list[str]:
     what = ["-m", module] if module else [script] if script else []
     start = ["torchrun", "--nnodes", nodes or "1", "--nproc-per-node", each, *what]
     return [*start, *words[end + 1 :]] if what else []
-
-
-def _of_ray_job(words: Sequence[str]) -> dict[str, str]:
-    """Variables of ``ray job submit --runtime-env-json='{"env_vars": {"A": "1"}}'``."""
-    flag = "--runtime-env-json"
-    told = next(
-        (word.partition("=")[2] or after for word, after in pairwise([*words, ""]) if word.startswith(flag)), ""
-    )
-    try:
-        variables = json.loads(told).get("env_vars", {})
-    except (json.JSONDecodeError, AttributeError, RecursionError):
-        return {}
-    return {str(name): str(value) for name, value in variables.items()} if isinstance(variables, dict) else {}
-
-
-def _exported(words: Sequence[str]) -> dict[str, str]:
-    """Variables of ``--export=ALL,A=1``."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag == "--export":
-            told = value if equals else words[at + 1] if at + 1 < len(words) else ""
-            pairs = re.split(r",(?=\w+(?:=|,|$))", told)
-            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return {}
 
 
 HOSTFILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
