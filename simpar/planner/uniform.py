@@ -34,9 +34,9 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     if not search.ranked():
         raise explain_no_answer(search, problem)
     gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
-    beside = Beside.of(search)
-    results = [search.ranked()[0].report(), *beside.runners_up()]
-    choice = beside.choose(results)
+    with Beside.of(search) as beside:
+        results = [search.ranked()[0].report(), *beside.runners_up()]
+        choice = beside.choose(results)
     beside.add_others(results[0])
     details = beside.more | beside.certified(choice.results)
     if search.fields:

@@ -16,14 +16,18 @@ import pytest
 import simpar
 from simpar import workers
 from simpar.errors import UserError
+from simpar.planner.answer import continuation, ranking
+from simpar.planner.answer.continuation import Continuation
 from simpar.planner.certify import branch_and_bound, exact, speculation
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.certify.held_steps import HeldSteps
 from simpar.planner.certify.speculation import SpeculativeWorkers, measure_in_worker
 from simpar.planner.progress import SearchProgress
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_uniform
+from simpar.program.emission.emit import MOST_OPS
 from simpar.workers import Pool, Processes, Workers, can_fork, num_cores
 from tests.gate import some
 
@@ -77,6 +81,22 @@ def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, forks
     usual = SpeculativeWorkers._likely
     monkeypatch.setattr(SpeculativeWorkers, "_likely", lambda self, *now: asked.append(now) or usual(self, *now))
     monkeypatch.setattr(workers, "can_fork", lambda: forks)
+    assert answer(problem, workers=Workers(2)) == expected
+    assert asked
+
+
+@pytest.mark.parametrize("effort_s", [0.3, 0.7, 1.5])
+def test_processes_change_no_list_that_effort_ends(problem_of, monkeypatch, effort_s):
+    """What the effort left does not reach is refused by the ops of its step, whoever has simulated it."""
+    problem, asked = problem_of(5, **HELD, **FEW), []
+    monkeypatch.setattr(ranking, "LEAST_EFFORT_S", effort_s)
+    monkeypatch.setattr(ranking, "RESERVED_S", 0.1)
+    monkeypatch.setattr(continuation, "OP_S", 2e-4)
+    monkeypatch.setattr(Continuation, "of", lambda frontier, least_s, use: Continuation(frontier, least_s, use))
+    expected = answer(problem)
+    monkeypatch.setattr(Workers, "pool", Here)
+    usual = Continuation._coming
+    monkeypatch.setattr(Continuation, "_coming", lambda self, *now: asked.append(now) or usual(self, *now))
     assert answer(problem, workers=Workers(2)) == expected
     assert asked
 
@@ -176,7 +196,7 @@ def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypa
     """They are those that one process makes."""
     problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
     monkeypatch.setattr(exact, "MANY_OPS", 0)
-    monkeypatch.setattr(Frontier, "_release_steps", lambda self, *_: [one.release() for one in self.simulated.values()])
+    monkeypatch.setattr(HeldSteps, "let_go", lambda self, *_: [one.release() for one in self._held])
     assert answer(problem, workers=Workers(2)) == expected
 
 
@@ -192,19 +212,19 @@ def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
     (field,) = branch_and_bound.fields_of(problem, [problem.cluster.nodes])
     odd = [plan_of(field.frontier.rows, row) for row in range(1, field.frontier.rows.count, 2)]
     assert sent
-    assert not [plan for _, plan in sent if plan in odd]
+    assert not [plan for _, plan, _ in sent if plan in odd]
 
 
 def test_figures_are_those_of_the_measure(problem_of):
     """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
     problem = problem_of(3, hsdp=1, pp=2)
     plan = plan_of(enumerate_space(problem), 0)
-    mine, sent = measure(problem, plan), measure_in_worker([problem], (0, plan))
+    mine, sent = measure(problem, plan), measure_in_worker([problem], (0, plan, MOST_OPS))
     assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
         sent.step_time_s, sent.worth, sent.fits, sent.num_ops
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
-    assert measure_in_worker([problem], (0, plan.with_values(tp=3))) is None
+    assert measure_in_worker([problem], (0, plan.with_values(tp=3), MOST_OPS)) is None
 
 
 @pytest.mark.parametrize(("patience_s", "here"), [(0.0, 0), (1e9, 6)])

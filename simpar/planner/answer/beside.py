@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from simpar.dataclass import dataclass
 from simpar.planner.answer.baselines import AlternativesSearch, front, naive_choices
@@ -16,6 +17,7 @@ from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import SimulatedPlan, reports
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.certify.held_steps import MAX_KEPT_OPS
 from simpar.planner.problem import BY_REGRET
 from simpar.planner.progress import TOP
 from simpar.planner.result import GAINS_BY_MEETING
@@ -56,8 +58,16 @@ class Beside:
                 continue
             for row, simulated in frontier.simulated.items():
                 if simulated is winner:
-                    return Beside(search, winner, one, row, LayoutRanking.of(frontier, row))
+                    return Beside(search, winner, one, row, LayoutRanking.of(frontier, row, search.ahead))
         return Beside(search, winner, None, 0, None)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes that simulate ahead."""
+        if self.ranking is not None:
+            self.ranking.search.ahead.__exit__(*error)
 
     @property
     def frontier(self) -> Frontier:
@@ -88,9 +98,10 @@ class Beside:
             progress.report("comparing the best with others", self.search.counts(), self.search.best)
             with progress.stoppable():
                 self.ranking.find(count)
+        self.ranking.take_all()
         rows = [row for row in self.ranking.rows if row not in self._taken][: count - taken]
-        if progress.interrupted:  # a step that has been let go would have to be run again
-            rows = [row for row in rows if self.frontier.simulated[row].is_at_hand]
+        if progress.interrupted:  # a step that has been let go has to be run again
+            rows = [row for row in rows if _is_soon_told(self.frontier.simulated[row])]
         self._taken += rows
         return reports([self.frontier.simulated[row] for row in rows], progress.workers)
 
@@ -100,7 +111,8 @@ class Beside:
         Probabilities and choice are the same however many are shown, unless own measurements tell layouts apart. Those
         behind that no probability is over have none. A result that gains by meetings alone says so (:func:`is_beat`).
         """
-        choice, counted = self._choice(results), set(self.ranking.rows if self.ranking else ())
+        results, choice = self._choice(results)
+        counted = set(self.ranking.rows if self.ranking else ())
         more = self._next(self.wanted)
         if more and choice.limit_s is None:
             choice = rank_results(self.winner.problem, [*results, *more])
@@ -120,25 +132,36 @@ class Beside:
         marks = [{GAINS_BY_MEETING: True} if any(one is each for each in beats) else {} for one in choice.results]
         return replace(choice, figures=tuple({**own, **mark} for own, mark in zip(choice.figures, marks, strict=True)))
 
-    def _choice(self, results: Sequence[Result]) -> RankedResults:
-        """The choice, with probabilities over all layouts that may be as good.
+    def _choice(self, results: Sequence[Result]) -> tuple[Sequence[Result], RankedResults]:
+        """The results and the choice among them, with probabilities over all layouts that may be as good.
 
-        Such layouts are simulated as far as the effort reaches. Others count at their bounds, times the median ratio of
+        Such layouts are simulated as far as the effort reaches; where the results were not certain to be the best, one
+        of these may take the place of one of them. Others count at their bounds, times the median ratio of
         steps to bounds of the rows simulated here.
         """
         problem, progress = self.winner.problem, self.search.progress
         if (limit_s := tied_below_s(problem, results)) is None:
-            return rank_results(problem, results)
+            return results, rank_results(problem, results)
         if self.ranking is None or progress.interrupted:
             self.tie = {"layouts": len(results), "not_simulated": self.search.count_unseen(limit_s)}
-            return rank_results(problem, results, longest_s=limit_s)
+            return results, rank_results(problem, results, longest_s=limit_s)
         with progress.stoppable():
             self.ranking.settle(limit_s)
+        results = self._taken_again(results)
         unseen_s, plans = self.ranking.unseen(limit_s)
         self._unseen_s = (unseen_s * self.ranking.usual_ratio).tolist()
         others_s = self._others_s({*self.ranking.rows}.difference(self._taken))
         self.tie = {"layouts": len(results) + len(others_s), "not_simulated": plans}
-        return rank_results(problem, results, others_s, longest_s=limit_s)
+        return results, rank_results(problem, results, others_s, longest_s=limit_s)
+
+    def _taken_again(self, results: Sequence[Result]) -> Sequence[Result]:
+        """The winner and as many runners-up, of which some may have been simulated after ``results`` were taken."""
+        count, before = len(self._taken), self._taken
+        assert self.ranking is not None, "runners-up were taken from it"
+        if self.ranking.rows[:count] == before or self.search.progress.interrupted:
+            return results
+        self._taken = []
+        return [results[0], *self._next(count)]
 
     def _others_s(self, rows: Iterable[int]) -> list[float]:
         """Steps in seconds of some simulated layouts, and of those that were not simulated and may be as good."""
@@ -179,14 +202,24 @@ class Beside:
         progress, wanted, count = self.search.progress, self.wanted, len(results) - 1
         if wanted < 1:
             return {}
-        if self.ranking is None or progress.interrupted:
-            return {"runners_up": {"found": count, "certified": 0, "why": f"stopped ({progress.stopped})"}}
+        stopped = f"stopped ({progress.stopped})"
+        if self.ranking is None:
+            return {"runners_up": {"found": count, "certified": 0, "why": stopped}}
         lowest, certified = self.ranking.lowest(wanted), self.ranking.certified(wanted)
+        ranked = zip(self._taken, self.ranking.rows, strict=False)  # one that was stopped may lack some of them
+        certified = min(certified, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ranked)))
         told: dict[str, object] = {"found": count, "certified": certified}
         if certified:
             told["certified_step_time_s"] = self.ranking.ranked()[certified - 1].step_time_s
         if lowest is not None:
             told["at_least_s"] = float(self.frontier.bound_s[self.ranking.open(wanted)].min())
-        if count < wanted:
+        if progress.interrupted and certified < wanted:
+            told["why"] = stopped
+        elif count < wanted:
             told["why"] = "no other layout fits" if lowest is None else "no other layout that was simulated fits"
         return {"runners_up": told}
+
+
+def _is_soon_told(one: SimulatedPlan) -> bool:
+    """Whether the full result of a plan can be had without another run, or with a short one."""
+    return one.is_at_hand or one.num_ops <= MAX_KEPT_OPS

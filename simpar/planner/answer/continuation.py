@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 
 import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.errors import TooManyOps
-from simpar.planner.certify.exact import SimulatedPlan
-from simpar.planner.certify.frontier import Frontier
+from simpar.planner.certify.exact import MANY_OPS, SimulatedPlan
+from simpar.planner.certify.frontier import SWEPT, Frontier
+from simpar.planner.certify.speculation import SpeculativeWorkers, one_of_each
 from simpar.planner.space.portable import refusals
 from simpar.program.emission.emit import at_most
 from simpar.units import Flags, Floats, Ints
+from simpar.workers import Workers
 
 SIMULATION_S, OP_S, SWEEP_S = 0.1, 5e-7, 0.02
 """Seconds that a simulation, each of its ops, and a sweep of a row usually take on one core.
@@ -28,24 +30,31 @@ MAX_TRIES = 12
 class Continuation:
     """Simulations of rows with the lowest bounds of a frontier, while the effort of ``left_s`` seconds lasts.
 
-    ``ratios`` are those of worth to bound of the rows simulated so far.
+    ``ratios`` are those of worth to bound of the rows simulated so far. ``ahead`` simulates small steps before their
+    turn, with the workers of the search ``before``; it is the caller's to end.
     """
 
     frontier: Frontier
     left_s: float
+    before: SpeculativeWorkers | None = None
     ratios: list[float] = field(default_factory=list)
     done: Flags = field(init=False)
+    ahead: SpeculativeWorkers = field(init=False)
     _too_large: Flags = field(init=False)
+    _open: Ints = field(init=False)
 
     @staticmethod
-    def of(frontier: Frontier, least_s: float) -> Continuation:
+    def of(frontier: Frontier, least_s: float, before: SpeculativeWorkers | None = None) -> Continuation:
         """With the effort that the search of the frontier has taken, and at least ``least_s`` seconds of it."""
         spent_s = SIMULATION_S * len(frontier.simulated) + OP_S * frontier.num_ops + SWEEP_S * frontier.swept
-        return Continuation(frontier, max(least_s, spent_s))
+        return Continuation(frontier, max(least_s, spent_s), before)
 
     def __post_init__(self) -> None:
         self.done, self._too_large = (np.zeros(self.frontier.rows.count, dtype=bool) for _ in range(2))
         self.done[list(self.frontier.simulated)] = True
+        self._open = np.zeros(0, dtype=np.int64)
+        before = self.before or SpeculativeWorkers([self.frontier], Workers())
+        self.ahead = before.behind(self.frontier, self._coming, MANY_OPS)
 
     def open(self, rows: Ints, limit: Callable[[Ints], Floats]) -> Ints:
         """Those of some rows that may be worth less than their ``limit`` and were not simulated, nor refused."""
@@ -65,6 +74,7 @@ class Continuation:
             rows, swept = rows[~self._too_large[rows]], frontier.swept
             if not len(rows):
                 return
+            self._open = rows
             row = frontier.shortest(rows, tries=MAX_TRIES)
             self.left_s -= SWEEP_S * (frontier.swept - swept)
             if row is None or frontier.worth(row) >= limit(np.array([row]))[0]:  # bounds have risen
@@ -73,9 +83,10 @@ class Continuation:
                 self.done[row] = True
                 continue
             bound = float(frontier.worth(row))
+            most_ops = max(int((self.left_s - least_s) / OP_S), 1)
             try:
-                with at_most(max(int((self.left_s - least_s) / OP_S), 1)):
-                    one = frontier.simulate(row)
+                with at_most(most_ops):
+                    one = self.ahead.simulate(0, row, np.inf, most_ops)
             except TooManyOps:
                 self._too_large |= frontier.at_least_as_large(row)
                 continue
@@ -83,3 +94,12 @@ class Continuation:
             self.left_s -= SIMULATION_S + OP_S * one.num_ops
             self.ratios.append(one.worth / bound)
             yield row, one
+
+    def _coming(
+        self, frontier: Frontier, _best: float, asked: Sequence[int]
+    ) -> Iterator[tuple[tuple[bool, float], int]]:
+        """Swept rows with the lowest bounds of those that were open last, as :func:`likely` has them."""
+        rows = self._open[(frontier.level[self._open] >= SWEPT) & ~self.done[self._open]]
+        worth = frontier.worth(rows)
+        order = np.argsort(worth, kind="stable")
+        return one_of_each(frontier, rows[order], ((False, each) for each in worth[order].tolist()), asked)

@@ -15,6 +15,7 @@ from simpar.dataclass import dataclass
 from simpar.planner.answer.continuation import Continuation
 from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.certify.speculation import SpeculativeWorkers
 from simpar.units import Floats, Ints
 
 VARIANT_TOLERANCE = 0.005
@@ -34,11 +35,15 @@ class LayoutRanking:
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(frontier: Frontier, winner: int) -> LayoutRanking:
+    def of(frontier: Frontier, winner: int, before: SpeculativeWorkers | None = None) -> LayoutRanking:
         """A ranking with all that was simulated so far, and the effort that it may take."""
-        return LayoutRanking(frontier, winner, Continuation.of(frontier, LEAST_EFFORT_S))
+        return LayoutRanking(frontier, winner, Continuation.of(frontier, LEAST_EFFORT_S, before))
 
     def __post_init__(self) -> None:
+        self.take_all()
+
+    def take_all(self) -> None:
+        """Take in all rows that were simulated, also one between whose simulation and its place here it was stopped."""
         for row, one in self.frontier.simulated.items():
             self._take(row, one)
 

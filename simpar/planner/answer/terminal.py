@@ -184,8 +184,9 @@ def _next_certified(result: SearchResult) -> Iterator[str]:
         less = takes if result.objective in TIMES else f"has a better {result.objective}"
         yield f"certified: no layout beside {which} {less} (each stands for its variants, within 0.5%)"
     if certified < count:
-        least_s = told.get("at_least_s")
-        words = f"one that was not simulated may take {format_seconds(least_s)}" if least_s else told["why"]
+        least_s, why = told.get("at_least_s"), told.get("why")
+        words = f"one that was not simulated may take {format_seconds(least_s)}" if least_s else why
+        words = f"{why}, and {words}" if least_s and result.details.get("stopped") and why else words
         yield f"not certified that {'the others' if certified else 'these'} are the next fastest layouts: {words}"
     elif "why" in told:
         yield f"{'only ' if count else ''}{count or 'no'} other {'layout' if count < 2 else 'layouts'}: {told['why']}"

@@ -73,14 +73,15 @@ class Field:
 class BranchAndBound:
     """Fields, simulated plans (``simulated``) and progress.
 
-    ``is_bounded`` is False if the fields cover only a part of the problem, so that nothing bounds the rest.
+    ``is_bounded`` is False if the fields cover only a part of the problem, so that nothing bounds the rest. ``ahead``
+    are other processes while it runs, and behind that what these have found.
     """
 
     fields: list[Field]
     progress: SearchProgress
     simulated: list[SimulatedPlan] = field(default_factory=list)
     is_bounded: bool = True
-    _ahead: SpeculativeWorkers | None = None
+    ahead: SpeculativeWorkers | None = None
 
     @property
     def frontiers(self) -> list[Frontier]:
@@ -122,7 +123,7 @@ class BranchAndBound:
 
     def run(self, most: int | None = None) -> None:
         """Search until nothing can beat the incumbent, or until ``most`` plans have been simulated."""
-        with SpeculativeWorkers(self.frontiers, self.progress.workers) as self._ahead:
+        with SpeculativeWorkers(self.frontiers, self.progress.workers) as self.ahead:
             self._run(most)
 
     def _run(self, most: int | None) -> None:
@@ -170,9 +171,9 @@ class BranchAndBound:
 
     def _measured(self, frontier: Frontier, row: int) -> SimulatedPlan:
         """The simulated step of a row, possibly from another process."""
-        if self._ahead is None:
+        if self.ahead is None:
             return frontier.simulate(row)
-        return self._ahead.simulate(self.frontiers.index(frontier), row, self.best)
+        return self.ahead.simulate(self.frontiers.index(frontier), row, self.best)
 
     def gap(self) -> float:
         """The share of the incumbent's objective by which an unseen plan might still beat it; 1 without bounds."""

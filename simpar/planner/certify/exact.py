@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from math import inf
@@ -61,7 +61,8 @@ class SimulatedPlan:
     """A plan with its simulated step, its objective (``worth``), and whether it fits with the headroom asked for.
 
     ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
-    stay free, the memory it reports. ``fullness`` is the ratio of need to limit for every pipeline stage, known if
+    stay free, the memory it reports. ``size`` are the ops and the slots of its Program.
+    ``fullness`` is the ratio of need to limit for every pipeline stage, known if
     replicas step together. ``opening`` is known where links are shared,
     until it has been learnt. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
     step that was run, until it is let go; ``report`` calls it, or runs the step again.
@@ -74,11 +75,21 @@ class SimulatedPlan:
     fits: bool
     needed_bytes: float
     fits_as_predicted: bool
-    num_ops: int = 0
+    size: tuple[int, int] = (0, 0)
     fullness: tuple[float, ...] = ()
     opening: Opening | None = field(default=None, repr=False, compare=False)
     kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
     _result: Result | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def num_ops(self) -> int:
+        """Ops of its Program."""
+        return self.size[0]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of its Program, by which :func:`simpar.program.emission.emit.at_most` refuses it."""
+        return self.size[1]
 
     def report(self) -> Result:
         """The full result, made once: from the step that was run, or from a new run if that has been let go."""
@@ -97,35 +108,14 @@ class SimulatedPlan:
         self.kept = None
         return self
 
-    @staticmethod
-    def let_go(simulated: Iterable[tuple[int, SimulatedPlan]], last: SimulatedPlan | None = None) -> None:
-        """Free all steps but ``last`` and the best few that are not large; the best plans are reported first.
-
-        Each comes with the number of its layout, of which answers show the best plan alone. A report takes a fraction
-        of what running a large step again would, but where ranks are slow: then it runs the step without them, which
-        few of the plans will need.
-        """
-        ops, held, seen = 0, 0, set[int]()
-        for place, (layout, one) in enumerate(sorted(simulated, key=lambda each: (not each[1].fits, each[1].worth))):
-            shown = layout not in seen
-            seen.add(layout)
-            if not one.kept:
-                continue
-            ops, held = ops + one.num_ops, held + 1
-            slow = bool(one.problem.perturbation.slow_ranks)
-            best = held == 1 and (slow or one.num_ops <= MANY_OPS)
-            if best or one is last or (held <= MAX_KEPT_STEPS and ops <= MAX_KEPT_OPS):
-                continue
-            if place < REPORTED and shown and one.fits and not slow:
-                one.report()
-            one.release()
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sorts plans: those that fit first, best first."""
+        return not self.fits, self.worth
 
 
 Known = MutableMapping[tuple[bytes, str], SimulatedPlan]
 """Measured plans by the digest of their steps and everything else that they specify."""
-MAX_KEPT_STEPS, MAX_KEPT_OPS, REPORTED = 6, 200_000, 8
-"""How many of the best simulated steps are kept for reports, and how many ops they may have together; how many of the
-best plans are reported before their steps are let go."""
 MANY_OPS = 500_000
 """Steps of more ops are not run again for a plan that differs in the order of ranks only."""
 
@@ -151,6 +141,7 @@ def measure(
         if key in known:
             return replace(known[key], problem=problem, plan=plan)
     make_room()
+    num_slots = len(outline)  # before they are written
     lowered = outline.lowered()
     num_ops = len(lowered.program)
     timing = choose_engine("auto", lowered.program)(lowered.program)
@@ -169,7 +160,7 @@ def measure(
     fits = on_host and max(fullest) <= 1.0
     worth = per_s * step_s
     opening = opening_of(lowered, timing) if are_links_shared(problem, cluster.in_training.whole) else None
-    numbers = (step_s, worth, fits, most, predicted, num_ops, tuple(fullest), opening)
+    numbers = (step_s, worth, fits, most, predicted, (num_ops, num_slots), tuple(fullest), opening)
     simulated = SimulatedPlan(problem, plan, *numbers, partial(_report, context))
     if known is not None and key is not None:
         known[key] = replace(simulated, kept=None)

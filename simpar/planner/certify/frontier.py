@@ -32,6 +32,7 @@ from simpar.planner.bound.dualpipe import asked_kernels_bound_ns, kernels_bound_
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.steps import StepBounds
 from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, sweep_ns
+from simpar.planner.certify.held_steps import HeldSteps
 from simpar.planner.certify.openings import Openings
 from simpar.planner.certify.token_slices import SliceBounds, select_sliced, with_slices
 from simpar.planner.problem import Problem
@@ -98,9 +99,9 @@ class Frontier:
         return {}
 
     @cached_property
-    def _large(self) -> Known:
-        """Large steps that were simulated."""
-        return {}
+    def _ran(self) -> tuple[HeldSteps, Known]:
+        """Steps that were simulated and may be reported, and the large ones."""
+        return HeldSteps(), {}
 
     @cached_property
     def slice_bounds(self) -> SliceBounds:
@@ -323,8 +324,8 @@ class Frontier:
 
     def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
-        plan, room = plan_of(self.rows, row), self._release_steps  # never two large Programs beside that being made
-        result = measure(self.rows.problem, plan, self._large, room)
+        plan, (held, large) = plan_of(self.rows, row), self._ran
+        result = measure(self.rows.problem, plan, large, held.let_go)  # never two large beside that being made
         self.record(row, result)
         return result
 
@@ -345,13 +346,14 @@ class Frontier:
     def record(self, row: int, simulated: SimulatedPlan) -> None:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = simulated, self.num_ops + simulated.num_ops
+        self._ran[0].add(row, simulated, self.layouts)
         self._learn(row, simulated.worth / max(float(self.worth(row)), TINY))
         if simulated.opening and not self.own[row]:
             alike = self.openings.learn(row, simulated.opening, self._active)
             self.level[alike] = np.minimum(self.level[alike], TABLED)  # to be swept again
         simulated.opening = None
         if simulated.kept:
-            self._release_steps(simulated)
+            self._ran[0].let_go(simulated)
         if not simulated.fits:
             self.drop(np.array([row]))
 
@@ -360,11 +362,6 @@ class Frontier:
         if self.level[row] == SWEPT and self.meets and not self.openings.told[row]:
             known = self._above[self._family[row]]
             self._above[self._family[row]] = above if known == 1.0 else min(known, above)
-
-    def _release_steps(self, last: SimulatedPlan | None = None) -> None:
-        """Free all simulated steps but the best and ``last``."""
-        layouts = self.layouts(np.array([*self.simulated], dtype=np.int64)).tolist()
-        SimulatedPlan.let_go(zip(layouts, self.simulated.values(), strict=True), last)
 
     def count_unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 from itertools import islice
@@ -19,6 +19,8 @@ from simpar.planner.certify.frontier import SWEPT, TABLED, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
+from simpar.program.emission.emit import MOST_OPS, at_most
+from simpar.units import Ints
 from simpar.workers import Pool, Workers
 
 if TYPE_CHECKING:
@@ -26,20 +28,23 @@ if TYPE_CHECKING:
 
 Place: TypeAlias = tuple[int, int]
 """A frontier (by its index) and one of its rows."""
-Task: TypeAlias = tuple[int, Plan]
-"""A frontier (by its index) and the plan of one of its rows."""
+Task: TypeAlias = tuple[int, Plan, int]
+"""A frontier (by its index), the plan of one of its rows, and the most ops that its step may have."""
+Coming: TypeAlias = "Callable[[Frontier, float, Sequence[int]], Iterator[tuple[tuple[bool, float], int]]]"
+"""Rows that may be simulated next, in their order, each with what decides it: see :func:`likely`."""
 TASKS_PER_PROCESS = 2
 """Tasks per forked process: the one it runs and the next one."""
 
 
 def measure_in_worker(problems: Sequence[Problem], task: Task) -> SimulatedPlan | None:
-    """The simulated step of a plan, run in another process; None if it cannot be simulated.
+    """The simulated step of a plan, run in another process; None if it cannot be simulated or has too many ops.
 
     ``problems`` are those of the frontiers.
     """
-    place, plan = task
+    place, plan, most_ops = task
     try:
-        return measure(problems[place], plan).release()
+        with at_most(most_ops):
+            return measure(problems[place], plan).release()
     except UserError:
         return None  # the process that needs this plan runs it again and reports why
 
@@ -48,11 +53,14 @@ def measure_in_worker(problems: Sequence[Problem], task: Task) -> SimulatedPlan 
 class SpeculativeWorkers:
     """Keeps what other processes find until its turn comes: a search takes the same path with any number of them.
 
-    ``frontiers`` are those of the search; their number does not change.
+    ``frontiers`` are those of the search; their number does not change. ``coming`` are rows of one of them that may be
+    next (see :func:`likely`), of which other processes simulate those with ``most_ops`` ops or fewer.
     """
 
     frontiers: Sequence[Frontier]
     workers: Workers
+    coming: Coming = field(default_factory=lambda: likely)
+    most_ops: int = MOST_OPS
     best: float = float("inf")
     _alone_s: float = 0.0
     _found: dict[Place, Future[SimulatedPlan | None]] = field(default_factory=dict)
@@ -66,10 +74,18 @@ class SpeculativeWorkers:
         if self._pool is not None:
             self._pool.__exit__(*error)
 
-    def simulate(self, place: int, row: int, best: float) -> SimulatedPlan:
+    def behind(self, frontier: Frontier, coming: Coming, most_ops: int) -> SpeculativeWorkers:
+        """Those that go on with one of the frontiers when this search is over, with what was found for nothing."""
+        place = next(at for at, each in enumerate(self.frontiers) if each is frontier)
+        over = {(0, row): one for (at, row), one in self._found.items() if at == place and one.done()}
+        told = {at: one for at, one in over.items() if not one.cancelled() and one.exception() is None}
+        return SpeculativeWorkers([frontier], self.workers, coming, most_ops, _found=told)
+
+    def simulate(self, place: int, row: int, best: float, most_ops: int = MOST_OPS) -> SimulatedPlan:
         """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
 
-        Raises TooManyOps if the row's Program has more ops than are built.
+        It is called inside :func:`at_most` where ``most_ops`` are fewer than are built. Raises TooManyOps if the row's
+        Program has more.
         """
         self.best = best
         frontier, alone = self.frontiers[place], self.workers.jobs == 1
@@ -86,7 +102,7 @@ class SpeculativeWorkers:
             elsewhere = self._take_result(pool, (place, row))
         except BrokenProcessPool:  # the system killed a process, as when memory runs out: go on alone
             self.workers, elsewhere = Workers(), None
-        if elsewhere is None:
+        if elsewhere is None or elsewhere.num_slots > most_ops:
             return frontier.simulate(row)
         result = replace(elsewhere, problem=frontier.rows.problem)
         frontier.record(row, result)
@@ -120,7 +136,7 @@ class SpeculativeWorkers:
 
     def _task(self, at: Place) -> Task:
         place, row = at
-        return place, plan_of(self.frontiers[place].rows, row)
+        return place, plan_of(self.frontiers[place].rows, row), self.most_ops
 
     def _likely(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> Iterator[Place]:
         """Rows that are not simulated yet and probably will be, those first that are expected first.
@@ -132,7 +148,9 @@ class SpeculativeWorkers:
         places = [
             (order, at, row)
             for at, frontier in enumerate(self.frontiers)
-            for order, row in islice(likely(frontier, self.best, [row for place, row in asked if place == at]), most)
+            for order, row in islice(
+                self.coming(frontier, self.best, [row for place, row in asked if place == at]), most
+            )
         ]
         for _, at, row in sorted(places):
             rows = self.frontiers[at].rows
@@ -157,22 +175,29 @@ def likely(frontier: Frontier, best: float, asked: Sequence[int]) -> Iterator[tu
     expected to beat ``best``, then the others by their bounds, and one of all that open alike, because it tells what
     the others take at least.
     """
-    meets, openings = frontier.meets, frontier.openings
-    rows = frontier.open_from(TABLED if meets else SWEPT)
+    rows = frontier.open_from(TABLED if frontier.meets else SWEPT)
     expected = frontier.expected(rows)
-    late = np.full(len(rows), meets) & (expected >= best)
+    late = np.full(len(rows), frontier.meets) & (expected >= best)
     value = np.where(late, frontier.worth(rows), expected)
+    order = np.lexsort((value, late))
+    return one_of_each(frontier, rows[order], zip(late[order].tolist(), value[order].tolist(), strict=True), asked)
+
+
+def one_of_each(
+    frontier: Frontier, rows: Ints, order: Iterable[tuple[bool, float]], asked: Sequence[int]
+) -> Iterator[tuple[tuple[bool, float], int]]:
+    """Rows beside those ``asked``, each with its ``order``: where messages meet, one of all that open alike."""
+    meets, openings = frontier.meets, frontier.openings
 
     def kind(row: int) -> Hashable:
         return row if not meets or frontier.own[row] or openings.told[row] else openings.kind(row)
 
     known = {*map(kind, asked)}
-    for at in np.lexsort((value, late)).tolist():
-        row = int(rows[at])
+    for place, row in zip(order, rows.tolist(), strict=True):
         if row in asked or (alike := kind(row)) in known:
             continue
         known.add(alike)
-        yield (bool(late[at]), float(value[at])), row
+        yield place, row
 
 
 def _done(simulated: SimulatedPlan | None) -> Future[SimulatedPlan | None]:

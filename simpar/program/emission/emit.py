@@ -32,8 +32,11 @@ _AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built no
 
 @contextmanager
 def at_most(ops: int) -> Iterator[None]:
-    """Inside the ``with`` block, Programs of more than ``ops`` ops are refused before they are built."""
-    token = _AT_MOST.set(ops)
+    """Inside the ``with`` block, Programs of more than ``ops`` ops are refused before they are built.
+
+    Of blocks within each other the fewest count.
+    """
+    token = _AT_MOST.set(min(ops, _AT_MOST.get()))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from simpar.planner import Constraints
 from simpar.planner.answer import baselines, beside
 from simpar.planner.answer.ranking import LayoutRanking
 from simpar.planner.answer.terminal import certificate
-from simpar.planner.certify import exact, frontier
+from simpar.planner.certify import exact, frontier, held_steps
 from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.problem import make_problem
 from simpar.planner.progress import SearchProgress
@@ -160,12 +160,14 @@ def beside_the_winner(problem):
     return baselines.AlternativesSearch(field, field.frontier.rows.subset([winner])), best
 
 
-@pytest.mark.parametrize(("most_ops", "slow", "run_again"), [(exact.MAX_KEPT_OPS, {}, 0), (0, {}, 0), (0, {0: 1.5}, 2)])
+@pytest.mark.parametrize(
+    ("most_ops", "slow", "run_again"), [(held_steps.MAX_KEPT_OPS, {}, 0), (0, {}, 0), (0, {0: 1.5}, 2)]
+)
 def test_the_best_plans_are_reported_as_they_were_run(most_ops, slow, run_again, monkeypatch):
     """They are reported before their steps are let go; with slow ranks all but the best and the last one run again."""
     problem = replace(few_plans(), perturbation=Perturbation(slow_ranks=slow))
     field, again, run = Field.of(problem).frontier, [], exact.exact
-    monkeypatch.setattr(exact, "MAX_KEPT_OPS", most_ops)
+    monkeypatch.setattr(held_steps, "MAX_KEPT_OPS", most_ops)
     order = np.argsort(field.bound_s, kind="stable")
     first = np.unique(field.layouts()[order], return_index=True)[1]  # of variants of a layout, lists show one
     rows = order[np.sort(first)[:4]].tolist()
@@ -183,7 +185,7 @@ def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
     """Steps of many ops are let go before the next is simulated, except the best."""
     problem = few_plans()
     field, held, run = Field.of(problem).frontier, [], frontier.measure
-    monkeypatch.setattr(exact, "MAX_KEPT_OPS", 0)
+    monkeypatch.setattr(held_steps, "MAX_KEPT_OPS", 0)
 
     def measured(*what):
         what[-1]()  # makes room

@@ -84,7 +84,7 @@ def test_variants_of_a_layout_are_one_row():
 
 def test_what_is_not_certain_is_said(monkeypatch):
     """With no effort left, what the search has simulated is listed, and the answer does not call it the next best."""
-    monkeypatch.setattr(ranking.Continuation, "of", lambda frontier, _: ranking.Continuation(frontier, 0.05))
+    monkeypatch.setattr(ranking.Continuation, "of", lambda frontier, *_: ranking.Continuation(frontier, 0.05))
     found = search(simpar.Cluster("dgx-h100"))
     told = found.details["runners_up"]
     assert told["certified"] < 4

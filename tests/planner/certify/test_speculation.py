@@ -8,6 +8,7 @@ from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import SWEPT, TABLED
 from simpar.planner.certify.speculation import SpeculativeWorkers, likely, measure_in_worker
 from simpar.planner.space.jobs import plan_of
+from simpar.program.emission.emit import MOST_OPS
 from simpar.workers import Workers
 from tests.planner.certify.test_openings import long_pipelines, swept
 
@@ -26,7 +27,7 @@ def test_elsewhere_is_what_is_found_here(frontier):
     """The same step and the same need, without what is large."""
     problem = frontier.rows.problem
     plan = plan_of(frontier.rows, frontier.next())
-    found, here = measure_in_worker([problem], (0, plan)), measure(problem, plan)
+    found, here = measure_in_worker([problem], (0, plan, MOST_OPS)), measure(problem, plan)
     assert (found.step_time_s, found.needed_bytes, found.fits) == (here.step_time_s, here.needed_bytes, here.fits)
 
 
@@ -35,7 +36,10 @@ def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
     problem, row = frontier.rows.problem, frontier.next()
     plan = plan_of(frontier.rows, row)
     whole = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"tp": 3})})
-    assert measure_in_worker([problem], (0, whole)) is None
+    assert measure_in_worker([problem], (0, whole, MOST_OPS)) is None
+    slots = measure(problem, plan).num_slots
+    assert measure_in_worker([problem], (0, plan, slots)) is not None
+    assert measure_in_worker([problem], (0, plan, slots - 1)) is None
 
 
 def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
