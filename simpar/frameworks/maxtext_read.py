@@ -25,6 +25,7 @@ from simpar.frameworks.overrides import (
 from simpar.frameworks.reader import DeviceHabits, Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_read import low_states
 from simpar.frameworks.words import ON_PROCESSORS, WordTable
 from simpar.precisions import LONG_NAMES
 
@@ -55,6 +56,7 @@ KEPT = (
     "mla_kv", "attention_out", "engram", "indexer_cutoff_threshold",
 )  # fmt: skip
 """Tensors that policy custom keeps, moves to the host, or recomputes (configs/base.yml)."""
+TIED = "logits_via_embedding"
 USUAL_SIZES = {
     "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
     "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000,
@@ -146,6 +148,9 @@ def plan_in(data: Mapping[str, Any], name: str) -> Imported:
         "loss_chunks": given.whole("num_vocab_tiling"),
         "training": {"seq_len": seq_len},
     }  # fmt: skip
+    if values["parameter_dtype"] == "bf16":  # so are gradients and moments, which follow it
+        values |= low_states(str(values["optimizer"]))
+        given.used |= {"mu_dtype"} if given.values_.get("mu_dtype") in ("", "bfloat16") else set()
     if tp > 1:
         values["sequence_parallel"] = sizes["tensor_sequence"] * far["tensor_sequence"] > 1
     if cp > 1:
@@ -263,6 +268,8 @@ def _model(given: ToldReader) -> tuple[str | None, dict[str, int], dict[str, Any
         own = sizes_of(load_model(ours)) if ours else {}
         given.used -= {key for key, name in SIZES.items() if told.get(name, own.get(name)) != own.get(name)}
         given.used |= {key for key, usual in NAMED.items() if given.values_.get(key) in usual}
+        if ours and bool(given.values_.get(TIED)) == load_model(ours).tied_embeddings:
+            given.used.add(TIED)
         return ours, {}, None, "" if ours else f"The model {named} is not shipped: give --model."
     models = models_with(told) if is_telling(told) else []
     config = None if models else _config(given, scale)
@@ -298,7 +305,7 @@ def _config(given: ConfigReader, scale: Mapping[str, int]) -> dict[str, Any] | N
         "model_type": "llama", "hidden_size": size["base_emb_dim"], "intermediate_size": size["base_mlp_dim"],
         "num_attention_heads": size["base_num_query_heads"], "num_key_value_heads": size["base_num_kv_heads"],
         "num_hidden_layers": size["base_num_decoder_layers"], "head_dim": size["head_dim"],
-        "vocab_size": size["vocab_size"], "tie_word_embeddings": bool(given.get("logits_via_embedding")),
+        "vocab_size": size["vocab_size"], "tie_word_embeddings": bool(given.get(TIED)),
     }  # fmt: skip
 
 
@@ -403,7 +410,6 @@ READER = Reader(
             "mlp_activations_limit",
             "normalization*",
             "rope_*",
-            "logits_via*",
             "decoder_block",
             "max_target_length_*",
             "sharding_tolerance",
@@ -417,6 +423,7 @@ READER = Reader(
         ),
         deciding={
             "hardware": ON_PROCESSORS,
+            TIED: "whether the output shares the embedding's table, unlike the named model: memory",
             "logits_dot_in_fp32": "the precision of the output projection: time",
             **dict.fromkeys((*SIZES, "head_dim"), "a size that is not the named model's: memory and time"),
             **dict.fromkeys(

@@ -36,12 +36,15 @@ def test_a_command() -> None:
         ("attention=cudnn_flash_te", {"attention_kernel": "cudnn"}),
         ("ici_tensor_parallelism=4", {"tp": 4, "micro_batch": 8, "sequence_parallel": False}),
         ("ici_context_parallelism=2 context_parallel_strategy=ring", {"cp": 2, "cp_method": "ring"}),
-        ("weight_dtype=bfloat16", {"parameter_dtype": "bf16"}),
+        ("weight_dtype=bfloat16", {
+            "parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", "moment_dtype": "bf16",
+        }),
+        ("weight_dtype=bfloat16 opt_type=sgd", {"parameter_dtype": "bf16", "moment_dtype": None}),
         ("opt_type=sgd", {"optimizer": "sgd"}),
         ("num_vocab_tiling=16", {"loss_chunks": 16}),
         ("gradient_accumulation_steps=4", {"micro_batch": 2}),
     ],
-)
+)  # fmt: skip
 def test_words_of_its_own(words: str, expected: dict[str, object]) -> None:
     """Each option that a plan has a word for."""
     values = imported(words).plan.flat_values()
@@ -217,3 +220,19 @@ def test_processors_and_wide_logits_decide(word, decides, tmp_path, monkeypatch)
     (tmp_path / "base.yml").write_text("model_name: llama3-8b\nper_device_batch_size: 1\nmax_target_length: 2048\n")
     found = read(f"python3 -m MaxText.train base.yml {word}", "the command", "maxtext")
     assert bool(READER.words.sort((), found.words.unread).deciding) is decides
+
+
+@pytest.mark.parametrize(
+    ("words", "decides"),
+    [
+        ("weight_dtype=bfloat16 mu_dtype=float32", {"mu_dtype"}),
+        ("weight_dtype=bfloat16 mu_dtype=bfloat16", set()),
+        ("mu_dtype=bfloat16", {"mu_dtype"}),
+        ("logits_via_embedding=true", {"logits_via_embedding"}),
+        ("logits_via_embedding=false", set()),
+    ],
+)
+def test_moments_and_tables_unlike_the_rest_decide(words: str, decides: set[str]) -> None:
+    """Moments have the dtype of weights unless it is said; Llama 3.1's output shares no table (models' configs)."""
+    told = imported(words).words
+    assert {*READER.words.sort(told.used, told.unread).deciding} == decides
