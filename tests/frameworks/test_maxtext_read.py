@@ -39,7 +39,7 @@ def test_a_command() -> None:
         ("weight_dtype=bfloat16", {
             "parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", "moment_dtype": "bf16",
         }),
-        ("weight_dtype=bfloat16 opt_type=sgd", {"parameter_dtype": "bf16", "moment_dtype": None}),
+        ("weight_dtype=bfloat16 opt_type=sgd", {"parameter_dtype": "bf16", "grad_dtype": "bf16"}),
         ("opt_type=sgd", {"optimizer": "sgd"}),
         ("num_vocab_tiling=16", {"loss_chunks": 16}),
         ("gradient_accumulation_steps=4", {"micro_batch": 2}),
