@@ -24,7 +24,7 @@ from simpar.plain import allowed as allowed
 from simpar.plain import choose as choose
 from simpar.plain import short as short
 from simpar.plain import suggest as suggest
-from simpar.regular_files import check_is_file
+from simpar.regular_files import check_is_file, resolved
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -402,7 +402,7 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
     """
     try:
         data = content.encode() if isinstance(content, str) else content
-        target = Path(path).resolve()  # through a link to the file it means
+        target = resolved(path)
         if target.exists() and not target.is_file():
             target.write_bytes(data)
         else:
@@ -420,7 +420,7 @@ def check_writable(*paths: Path | str | None) -> None:
     for path in paths:
         if path is None or str(path) == "-":
             continue
-        target = Path(path).resolve()
+        target = resolved(path)
         code = 0 if os.access(target.parent, os.W_OK) else errno.EACCES
         code = code if target.parent.exists() else errno.ENOENT
         if target.is_dir() or (code and not target.exists()):

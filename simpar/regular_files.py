@@ -1,5 +1,6 @@
 """What is no file although it has a name: pipes, devices and sockets, which may never end."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -26,3 +27,12 @@ def check_is_file(path: Path | str, *, again: bool = False) -> None:
         raise UserError(f"{path}: is a pipe; allowed: a file{' (it is read more than once)' if again else ''}")
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"{path}: is a device or a socket; allowed: a file")
+
+
+def resolved(path: Path | str) -> Path:
+    """A path that is written to, through links to the file that they mean. Raises UserError for links in a circle."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError before Python 3.13
+        reason = os.strerror(errno.ELOOP) if isinstance(error, RuntimeError) else getattr(error, "strerror", error)
+        raise UserError(f"{path}: cannot be written ({reason})") from None

@@ -19,7 +19,7 @@ from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.files import choose, write_atomic
+from simpar.files import check_writable, choose, write_atomic
 from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_target, read
 from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.nearest import ExportJob, Near, find_nearest, find_saving
@@ -172,6 +172,7 @@ def _before(path: str, arguments: Sequence[str]) -> str:
 
 def save_imported(imported: Imported, path: str | Path) -> tuple[str, ...]:
     """Write an imported plan, and beside it the config of a model that the file states in full; the paths written."""
+    check_writable(path)
     output, plan = Path(path), imported.plan
     written = [str(path)]
     if plan.model is None and imported.config is not None:

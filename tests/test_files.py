@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from simpar import cli
 from simpar.errors import UserError
-from simpar.files import bundled, choose, find, load, look_beside, parse, suggest, write_atomic
+from simpar.files import bundled, check_writable, choose, find, load, look_beside, parse, suggest, write_atomic
 from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile
 from simpar.json_text import json_places, line_in_json
@@ -339,9 +339,12 @@ def test_devices_are_written_to_and_folders_refused(tmp_path: Path) -> None:
     """/dev/null stays a device; a folder, or a path in a missing folder, is one clear line."""
     write_atomic("/dev/null", "x")
     assert not Path("/dev/null").is_file()
-    for path in (tmp_path, tmp_path / "none" / "f.txt", "a\0b"):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path, tmp_path / "none" / "f.txt", "a\0b", tmp_path / "loop", tmp_path / "loop" / "f.txt"):
         with pytest.raises(UserError, match="cannot be written"):
             write_atomic(path, "x")
+        with pytest.raises(UserError, match="cannot be written"):
+            check_writable(path)
 
 
 @pytest.mark.parametrize("kind", ["devices", "clusters", "stacks", "scenarios"])

@@ -13,6 +13,7 @@ import typer
 from simpar.cli.app import INTERRUPTED, JSON_HELP, OUR_FAULT, app, console, json_out
 from simpar.cli.flags import ScenarioFlag, parameter, scenario_flags, values_by_key, with_parameters
 from simpar.errors import UserError
+from simpar.regular_files import resolved
 
 RUN_FLAGS = (
     ScenarioFlag("--nproc", "Ranks on this node (default: as the plan needs)", kind=int),
@@ -169,7 +170,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     if (restarts := values["max_restarts"]) is not None and restarts < 0:
         raise UserError(f"--max-restarts {restarts}: allowed: 0 or more")
     request = load_request(plan, values_by_key(values), list(values["set_"] or []))
-    folder = Path(values["output"] or default_folder(plan)).resolve()
+    folder = resolved(values["output"] or default_folder(plan))
     options = {"steps": steps, "folder": str(folder), **_job_fields(values)}
     named_by = plan if values["hardware"] is None else HARDWARE
     replanner = replanner_of(values["on_loss"], request, options, named_by)

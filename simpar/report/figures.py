@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.plain import printable
 from simpar.report.palette import INK
 
 if TYPE_CHECKING:
@@ -63,9 +64,8 @@ def save_figure(make: Callable[[], Figure], path: str | Path, title: str, below:
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(
-            f"{path}: unknown kind of picture {suffix or 'without suffix'!r}: allowed {', '.join(SUFFIXES)}"
-        )
+        kind, name = repr(suffix or "without suffix"), printable(str(path))
+        raise UserError(f"{name}: unknown kind of picture {kind}: allowed {', '.join(SUFFIXES)}")
     if suffix == ".html":
         svg = render_figure(make(), "svg").decode()
         name = html.escape(f"simpar: {title}")
