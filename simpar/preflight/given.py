@@ -22,6 +22,7 @@ from simpar.frameworks.overrides import files_of_script, flagged_by_tyro, text_b
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.script_code import code_of_notebook, has_trainer, shell_of_notebook
+from simpar.frameworks.script_environment import variables_of_code
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
@@ -214,13 +215,17 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         try:
-            is_single = of_file == "script" and not _STARTS_MORE.search(text)
-            return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file, is_single=is_single))
+            launch = LaunchCommand(of_file)
+            if of_file == "script":
+                code = code_of_notebook(text, source) if suffix == ".ipynb" else text
+                is_single, own = not _STARTS_MORE.search(text), variables_of_code(code, {})
+                launch = replace(launch, is_single=is_single, environment=own)
+            return _config(text, source, of_file, SYNTAX[suffix], launch)
         except UntoldValue as error:
             if suffix not in (".yaml", ".yml"):
                 raise
             raise asked_of_config(error, files.read_yaml(text, source, finite=False), source, of_file) from None
-    launch = launch_of(before + text, source)
+    launch = _with_code(launch_of(before + text, source), source)
     if launch.unread and target is None:
         raise _refusal(source, f"a launch of {launch.unread}, which is not read")
     chosen = target or launch.target
@@ -241,6 +246,14 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         return _of_launch(text, source, chosen, launch, before)
     except UntoldValue as error:
         raise asked_of_command(error, launch, source, chosen) from None
+
+
+def _with_code(launch: LaunchCommand, source: str) -> LaunchCommand:
+    """The launch, with variables that the script sets which it starts, if that is here."""
+    script = next((word for word in launch.words if word.endswith(".py") and not UNKNOWN.search(word)), None)
+    beside = None if script is None else text_beside(script, source)
+    own = {} if beside is None else variables_of_code(beside[1], launch.environment)
+    return replace(launch, environment={**launch.environment, **own}) if own else launch
 
 
 def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:

@@ -15,6 +15,7 @@ from simpar.frameworks.bridge_launch import recipe_in
 from simpar.frameworks.named import names_other, starts_python
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
+from simpar.frameworks.script_code import has_trainer
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_devices import note_of_count
@@ -232,7 +233,7 @@ def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
 
 
 def _named(words: Sequence[str], script: Script) -> tuple[str, str | None] | None:
-    """The reader of the file of arguments that a command gives to its script, or of the recipe that this trains.
+    """The reader of the file of arguments that a command gives to its script, or of what that has in its code.
 
     None if that is none's, or not here.
     """
@@ -244,7 +245,9 @@ def _named(words: Sequence[str], script: Script) -> tuple[str, str | None] | Non
     script_name = next((word for word in words if word.endswith(".py") and not UNKNOWN.search(word)), None)
     text = None if script_name is None else script.text_of_file(script_name)
     recipe = None if text is None else recipe_in(text[1])
-    return None if recipe is None else ("megatron-bridge", recipe)
+    if recipe is not None:
+        return "megatron-bridge", recipe
+    return ("script", None) if text is not None and has_trainer(text[1]) else None
 
 
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
