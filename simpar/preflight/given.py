@@ -38,6 +38,7 @@ from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
+from simpar.preflight.sizes import SLICE
 from simpar.preflight.templates import filled_in, suffix_of, yaml_with_values
 from simpar.preflight.untold import asked_of_command, asked_of_config
 
@@ -279,8 +280,14 @@ def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
     """The plan of the command that a manifest starts, on the nodes and devices that it asks for."""
     result = given_text(started.text, f"{source}{OF_COMMAND}")
     launch = result.launch
+    if started.devices and (launch.per_node or 0) > started.devices:
+        raise UserError(
+            f"{source}: starts {launch.per_node} ranks of a node, for which it asks {started.devices} devices; "
+            f"allowed: at most {started.devices} ranks, or more devices"
+        )
+    launch = replace(launch, gaps={**launch.gaps, **dict.fromkeys(started.slices, SLICE)})
     if launch.is_single and started.nodes and started.nodes > 1:
-        return _of_ranks(result, started.nodes, source)
+        return _of_ranks(replace(result, launch=launch), started.nodes, source)
     told = launch.ranks is not None or (launch.is_single and not (launch.nodes or launch.per_node))
     if not told:
         launch = replace(launch, nodes=launch.nodes or started.nodes, per_node=launch.per_node or started.devices)

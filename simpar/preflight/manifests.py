@@ -8,12 +8,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.preflight.templates import GPUS, has_devices, refuse_untold
+from simpar.preflight.templates import GPUS, has_devices, refuse_untold, slices_in
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
@@ -27,11 +28,15 @@ STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command|services)[\"']
 
 @dataclass(frozen=True)
 class StartedCommand:
-    """What a file starts: shell text, the nodes, and the devices of each (None where it does not say)."""
+    """What a file starts: shell text, the nodes, and the devices of each (None where it does not say).
+
+    ``slices`` are the resources among these that are slices or shares of devices.
+    """
 
     text: str
     nodes: int | None
     devices: int | None
+    slices: tuple[str, ...] = ()
 
 
 def manifest_of(text: str, source: str) -> StartedCommand | None:
@@ -51,6 +56,7 @@ def manifest_of(text: str, source: str) -> StartedCommand | None:
         ):
             files.read_yaml(part, source)  # of a manifest no key may appear twice
             refuse_untold(data, source)
+            result = replace(result, slices=slices_in(data))
             if has_devices(data) or "apiVersion" not in data:
                 return result
             without_devices = without_devices or result
@@ -245,7 +251,8 @@ def _asked_of_compose(service: Mapping[str, Any]) -> list[int | None]:
 
 def _devices_of(container: Mapping[str, Any]) -> int:
     """The devices that a container may use; those of a TPU host may be shared out among its containers."""
-    limits = (container.get("resources") or {}).get("limits") or {}
+    resources = container.get("resources") or {}
+    limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return sum(int(value) for name, value in limits.items() if GPUS.fullmatch(str(name)) and str(value).isdigit())
 
 

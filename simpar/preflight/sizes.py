@@ -54,6 +54,9 @@ _OF_BATCH = ("srun", "sbatch")
 _HOSTS = ("-H", "--host", "-host", "-hosts")
 
 
+SLICE = "a slice or a share of a device, whose memory and processors its name does not say"
+
+
 def sizes_of(
     told: Told, environment: Mapping[str, str], words: Sequence[str], target: str | None, notes: list[str]
 ) -> Sizes:
@@ -261,7 +264,7 @@ def gaps_of_devices(
 def slices_told(told: Told, words: Sequence[str]) -> dict[str, str]:
     """What asks for slices or shares of devices: of Slurm, or of what starts a container."""
     flags = [*slurm.slices_of(_batch(told)), *filter(None, [slice_lister({}, words)])]
-    return dict.fromkeys(flags, "a slice or a share of a device, whose memory and processors its name does not say")
+    return dict.fromkeys(flags, SLICE)
 
 
 def _of_mapping(told: Told) -> int | None:

@@ -12,8 +12,12 @@ from simpar.preflight.build_files import is_build_file
 _TEMPLATE = re.compile(r"(\.ya?ml)[-_.](template|tmpl|tpl|envsubst|in)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 _GIVEN = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)|google\.com/tpu")
-"""Resources of a container that are devices."""
+GPUS = re.compile(
+    r"(nvidia|amd)\.com/(gpu(\.shared)?|mig-.*)|google\.com/tpu|habana\.ai/gaudi|huawei\.com/Ascend\w*|"
+    r"aws\.amazon\.com/neuron(device)?|gpu\.intel\.com/(i915|xe)"
+)
+"""Resources of a container that are devices, or slices and shares of them."""
+SLICES = re.compile(r"nvidia\.com/(mig-.*|gpu\.shared)")
 COUNTS = (
     "replicas", "parallelism", "size", "nprocPerNode", "nProcPerNode", "numProcPerNode", "numNodes", "num_nodes",
     "nodes", "instance_count", "process_count_per_instance", "accelerators",
@@ -65,6 +69,11 @@ def refuse_untold(data: Any, source: str) -> None:
 def has_devices(data: Any) -> bool:
     """Whether a file of a cluster asks for devices."""
     return any(GPUS.fullmatch(key) for key, _ in _counts(data))
+
+
+def slices_in(data: Any) -> tuple[str, ...]:
+    """The resources of a file of a cluster that are slices or shares of devices."""
+    return tuple(dict.fromkeys(key for key, _ in _counts(data) if SLICES.fullmatch(key)))
 
 
 def _counts(node: Any) -> Iterator[tuple[str, str]]:

@@ -350,3 +350,28 @@ def test_a_launcher_that_is_not_told_the_nodes_of_its_job(tmp_path):
         path = tmp_path / "job.yml"
         path.write_text(yaml.safe_dump(job))
         assert ("nodes" in check(str(path), hardware="dgx-h100").account.deciding) is decides
+
+
+@pytest.mark.parametrize(
+    ("resource", "devices"),
+    [
+        ("habana.ai/gaudi", 4), ("huawei.com/Ascend910", 4), ("aws.amazon.com/neuron", 4), ("amd.com/gpu", 4),
+        ("rdma/hca", None),
+    ],
+)  # fmt: skip
+def test_devices_of_all_vendors_are_counted(resource, devices):
+    """By limits, or by requests alone; what is no device is none."""
+    pod = POD.replace("nvidia.com/gpu", resource)
+    for text in (pod, pod.replace("limits", "requests")):
+        started = manifest_of(text, "pod.yaml")
+        assert (started.devices, started.slices) == (devices, ())
+
+
+def test_slices_and_ranks_without_a_device_of_a_pod(tmp_path):
+    """A slice was answered as a whole device, and eight ranks on four devices for eight."""
+    path = tmp_path / "pod.yaml"
+    path.write_text(POD.replace("nvidia.com/gpu: 4", "nvidia.com/mig-1g.10gb: 1"))
+    assert "a slice or a share of a device" in given_words([str(path)]).launch.gaps["nvidia.com/mig-1g.10gb"]
+    path.write_text(POD.replace("accelerate launch", "torchrun --nproc_per_node 8"))
+    with pytest.raises(UserError, match=r"pod.yaml: starts 8 ranks of a node, for which it asks 4 devices; allowed"):
+        given_words([str(path)])
