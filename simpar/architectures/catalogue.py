@@ -29,9 +29,10 @@ _SECRET = re.compile(
 )
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|deduped|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb"
-    r"|[48]bit|fp8|awq|gptq|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
+    r"|[48]bit|fp8|awq|gptq|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])"
+    r"|(0[1-9]|1[0-2])([0-2]\d|3[01]))"
 )
-"""What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""
+"""What may stand at the end of a name without changing sizes: its tuning, precision, context, version, and date."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-](?<!\.json)(?<!\.yaml)")
 CONFIG = "config.json"
 _FAMILY, _MODELS = "  - source:", "\n    models:\n"

@@ -349,6 +349,7 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
         if not (trains_all or uses is False or kind):
             refuse_unknown_adapters(given, WORDS)
         refuse_frozen_decoder(given)
+        given.rate(*DROPOUT)  # without effect
         take_beside_adapters(given, adapts=False)
         return {}
     if kind not in (*KINDS, ""):

@@ -85,7 +85,8 @@ WORDS = ACCELERATE | WordTable(
         "init_lora_weights", "alpha_pattern", "inference_mode", "fan_in_fan_out",
         "lora_on_cpu", "multipack_real_batches", "mean_resizing_embeddings", "peft_init_lora_weights",
         "is_reward_customized_from_vlm_module", "sortish_sampler", "n_train", "n_val", "n_test",
-        "meta_path", "rope_theta", "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
+        "meta_path", "truncate_source", "rope_theta",
+        "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
     ),
     deciding={
         "default_config.yaml": "accelerate's config of the machine: how many processes, and what shards the states",

@@ -147,6 +147,25 @@ def test_endings_are_not_read_into_sizes() -> None:
     assert find_model("Qwen/Qwen9B") is None
 
 
+def test_dates_at_the_end_of_names() -> None:
+    """A month and a day, or a year and a month; another version of a model by its date is another one."""
+    assert find_model("moonshotai/Kimi-K2-Instruct-0905") == "kimi-k2"
+    assert find_model("THUDM/GLM-4-32B-0414") == "glm-4-32b"
+    assert find_model("mistralai/Magistral-Small-2507") == "mistral-small-24b"  # reads text alone, unlike later ones
+    assert find_model("unsloth/Magistral-Small-2509-unsloth-bnb-4bit") == "mistral-small-3.1-24b"
+    assert find_model("mistralai/Mistral-Small-3.1") == "mistral-small-3.1-24b"
+    assert find_model("mistralai/Mistral-Small-Instruct-2409") == "codestral-22b"
+    assert find_model("liuhaotian/llava-v1.5-13b") == "llava-1.5-13b"
+
+
+@pytest.mark.parametrize(("name", "parallel"), [("redpajama-7b", False), ("redpajama-3b", False), ("pythia-1b", True)])
+def test_layers_whose_mlp_is_beside_attention_or_behind_it(name: str, parallel: bool) -> None:
+    """RedPajama's is behind it (litgpt's config.py: parallel_residual=False), Pythia's beside it."""
+    graph = load_model(name)
+    added = [op.name for op in graph.blocks[graph.layers[1]].operators if "residual" in op.name]
+    assert (len(added) == 1) is parallel
+
+
 @pytest.mark.parametrize("name", sorted(MIXTURES))
 def test_mixtures_are_as_large_as_announced(name: str) -> None:
     """Total and active parameters agree with the announcements within their rounding and counting habits.
