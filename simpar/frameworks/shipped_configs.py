@@ -70,6 +70,10 @@ _LIVE_ADAM = {"optimizer": {"type": "AdamW"}}
 _OF_FACTORY: dict[str, dict[str, Any]] = {
     "deepspeed/ds_z0_config.json": of_deepspeed(0, overlaps=False, **_BUCKETS),
     "deepspeed/ds_z2_config.json": of_deepspeed(2, overlaps=False, **_BUCKETS),
+    "deepspeed/ds_z2_autotp_config.json": {
+        **of_deepspeed(2, overlaps=False, **_BUCKETS),
+        "tensor_parallel": {"autotp_size": 2},
+    },
     "deepspeed/ds_z2_offload_config.json": of_deepspeed(2, overlaps=False, offloads=("optimizer",), **_BUCKETS),
     "deepspeed/ds_z3_config.json": of_deepspeed(3, overlaps=False, **BY_WIDTH),
     "deepspeed/ds_z3_offload_config.json": of_deepspeed(3, overlaps=False, offloads=_BOTH, **BY_WIDTH),

@@ -336,7 +336,7 @@ def _check_factory(given: TrainerArguments, command: TrainerCommand | None) -> N
     stage = str(given.one("stage"))
     if stage not in FACTORY_STAGES:
         raise given.refused("stage", "sft, pt; preferences and rewards are not modelled")
-    given.suppose(finetuning_type="lora")  # its default (hparams/finetuning_args.py)
+    given.suppose(finetuning_type="lora", packing=stage == "pt" or None)  # hparams/finetuning_args.py, parser.py
 
 
 def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:

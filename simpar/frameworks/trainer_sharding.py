@@ -44,6 +44,13 @@ NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
 """The option by which ``trl`` names a config, and where it ships those with a name."""
 OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
 """Arguments of the Trainer that begin as flags of ``accelerate launch`` do."""
+OF_ACCUMULATION = "deepspeed_config.gradient_accumulation_steps"
+ACCUMULATES = "accumulation of the launcher's config"
+"""The word for a number of microbatches that is another than the arguments'."""
+TWICE_TOLD = (
+    "the Trainer stops where it is another than the arguments' (integrations/deepspeed.py), and scripts of one's own "
+    "accumulate so many: the batch"
+)
 OF_AXES = "parallelism_config"
 SHARD_RANKS, OF_NODES = "shard_ranks", "of_nodes"
 """The ranks that share a copy of the states among values of a plan, which has the number of copies instead: their
@@ -101,12 +108,16 @@ def _reduces_each(sharding: Sharding, given: TrainerArguments) -> bool:
 
 @dataclass(frozen=True)
 class Filled:
-    """What a trainer puts in where a DeepSpeed config says "auto" (transformers, ``integrations/deepspeed.py``)."""
+    """What a trainer puts in where a DeepSpeed config says "auto" (transformers, ``integrations/deepspeed.py``).
+
+    ``asked`` is the half precision that arguments ask for; "" for none.
+    """
 
     micro_batch: int
     accumulation: int
     precision: str
     model: str | None
+    asked: str = ""
 
 
 def sharding_of(
@@ -158,7 +169,7 @@ def _sharding(
     asked = next((half for half in ("bf16", "fp16") if given.on(half)), None)
     if asked and "precision" in launched.values:  # what arguments ask for wins (transformers, training_args.py)
         launched = replace(launched, values={**launched.values, "precision": asked})
-    filled = replace(filled, precision=launched.values.get("precision", filled.precision))
+    filled = replace(filled, precision=launched.values.get("precision", filled.precision), asked=asked or "")
     named = given.one("deepspeed", "deepspeed_config")
     if isinstance(named, str) and named in presets:
         own = _of_deepspeed(presets[named], named, filled)
@@ -194,7 +205,21 @@ def context_of(given: TrainerArguments) -> dict[str, Any]:
 def _joined(launched: Sharding, own: Sharding, words: ReadWords) -> Sharding:
     """What the launcher says, and over it what the arguments say."""
     notes = (*launched.notes, *own.notes)
-    return Sharding({**launched.values, **own.values}, words, notes, own.assumed, launched.starts_one)
+    return Sharding(_laid_over(launched.values, own.values), words, notes, own.assumed, launched.starts_one)
+
+
+def _laid_over(launched: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a launcher's config under those of a DeepSpeed config, which may share layers among its processes.
+
+    Raises UserError where these are no multiple of the ranks that do.
+    """
+    values, tp, processes = {**launched, **own}, own.get("tp") or 1, launched.get("dp")
+    if tp == 1 or processes is None or own.get("dp"):
+        return values
+    replicas, rest = divmod(processes, tp)
+    if rest:
+        raise UserError(f"num_processes = {processes}: allowed: a multiple of tensor_parallel.autotp_size = {tp}")
+    return values | {"dp": replicas}
 
 
 def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
@@ -263,7 +288,7 @@ def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str],
     if named:
         config, note = load_config(str(named), source)
         inner = _of_deepspeed(deepspeed_read.of_deepspeed(config, str(named)), str(named), filled)
-        values, more, notes, assumed = {**values, **inner.values}, inner.words, inner.notes, inner.assumed
+        values, more, notes, assumed = _laid_over(values, inner.values), inner.words, inner.notes, inner.assumed
     else:
         (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()
     if values.get("stack") == "ddp":
@@ -274,6 +299,9 @@ def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str],
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
     if note:  # the words of the command alone are the text's
         words, more = ReadWords(tuple(used[key] for key in read.used if key in used)), ReadWords()
+    told = None if named else given.get(OF_ACCUMULATION)
+    if told not in (None, filled.accumulation) and values.get("stack") == "deepspeed":
+        more += ReadWords((), {ACCUMULATES: told})
     words = words + more + ReadWords(("--config_file",) if file else ())
     return Sharding(values, words, notes, assumed, one).noted(note)
 
@@ -350,6 +378,11 @@ def _of_deepspeed(config: Mapping[str, Any], where: str, filled: Filled) -> Shar
     for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if whole.get(key) not in (None, AUTO, own[key]):
             raise UserError(f"{where}: {key} = {whole[key]}: allowed: auto, or what the arguments say, {own[key]}")
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(filled.asked)
+    if other and whole.get(f"{other}.enabled") is True:
+        raise UserError(
+            f"{where}: {other}.enabled = true: allowed: auto, false, or what the arguments say, {filled.asked}"
+        )
     autos = [key for key, value in whole.items() if value == AUTO]
     kept = {key: own.get(key) if key in autos else value for key, value in whole.items()}
     kept = {key: value for key, value in kept.items() if value is not None}

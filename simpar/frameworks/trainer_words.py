@@ -2,6 +2,7 @@
 
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
 from simpar.frameworks.trainer_adapters import BESIDE, PARAMETERS, WHAT, WORD
+from simpar.frameworks.trainer_sharding import ACCUMULATES, TWICE_TOLD
 from simpar.frameworks.trainer_towers import OF_TOWERS
 from simpar.frameworks.words import ON_PROCESSORS, WordTable
 
@@ -256,6 +257,7 @@ WORDS = ACCELERATE | WordTable(
         "fsdp_config.xla*": "another compiler: time and memory",
         "fsdp_config.mixed_precision_policy": "dtypes of gathered parameters and of gradients: time and memory",
         "upcast_*": "activations or logits in fp32: memory and time",
+        ACCUMULATES: TWICE_TOLD,
         "ray_num_workers": "how many ranks there are, if USE_RAY is set where the command runs: time and memory",
         "pissa_init": "how adapters begin: time before the first step",
         "jit_mode_eval": "another compiler: time",

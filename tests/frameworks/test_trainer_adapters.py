@@ -204,3 +204,14 @@ def test_what_axolotl_leaves_to_its_machine(line, word):
     """Where torch is new enough, and where what is kept waits."""
     found = read(f"{AXOLOTL}adapter: lora\n{line}\n", "c.yml", "axolotl").words
     assert word in load_reader("axolotl").words.sort(found.used, found.unread).deciding
+
+
+def test_a_dropout_of_adapters_that_nothing_has():
+    """It has no effect where the adapter is left blank, and speaks of adapters where nothing else is said."""
+    config = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 1024\nmicro_batch_size: 1\n"
+    found = read(f"{config}adapter:\nlora_r: 8\nlora_dropout: 0.1\n", "a.yaml", "axolotl")
+    assert found.plan.tuning.lora_rank is None
+    assert load_reader("axolotl").words.sort(found.words.used, found.words.unread).is_understood
+    command = "torchrun t.py --model_name_or_path gpt2 --model_max_length 512 --lora_dropout 0.1"
+    with pytest.raises(UserError, match="lora_dropout"):
+        read(command, "a.sh", "transformers")

@@ -498,14 +498,3 @@ def test_axes_of_accelerate_have_as_many_ranks_as_processes():
     alst = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {zero_stage: 3}\n"
     alst += "parallelism_config: {parallelism_config_sp_size: 2, parallelism_config_dp_shard_size: 1}\n"
     assert read(alst, "a.yaml", "accelerate").plan.mesh.cp == 2
-
-
-def test_a_dropout_of_adapters_that_nothing_has():
-    """It has no effect where the adapter is left blank, and speaks of adapters where nothing else is said."""
-    config = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 1024\nmicro_batch_size: 1\n"
-    found = read(f"{config}adapter:\nlora_r: 8\nlora_dropout: 0.1\n", "a.yaml", "axolotl")
-    assert found.plan.tuning.lora_rank is None
-    assert load_reader("axolotl").words.sort(found.words.used, found.words.unread).is_understood
-    command = "torchrun t.py --model_name_or_path gpt2 --model_max_length 512 --lora_dropout 0.1"
-    with pytest.raises(UserError, match="lora_dropout"):
-        read(command, "a.sh", "transformers")
