@@ -22,6 +22,8 @@ SIMULATION_S, OP_S, SWEEP_S = 0.1, 5e-7, 0.02
 
 Efforts are counted in these and not by a clock, so that the answer is the same on every machine.
 """
+LEAN_SWEEP_S = 0.002
+"""Seconds of a sweep where a list is to be made certain: what it takes where rows are swept many at once."""
 MAX_TRIES = 12
 """Tables swept to find the next row to simulate."""
 
@@ -41,6 +43,7 @@ class Continuation:
     done: Flags = field(init=False)
     ahead: SpeculativeWorkers = field(init=False)
     _too_large: Flags = field(init=False)
+    _saved_s: float = 0.0
     _open: Ints = field(init=False)
 
     @staticmethod
@@ -62,14 +65,15 @@ class Continuation:
         return np.asarray(rows[self.frontier.worth(rows) < limit(rows)])
 
     def simulate_lowest(
-        self, rows: Ints, limit: Callable[[Ints], Floats], least_s: float = 0.0
+        self, rows: Ints, limit: Callable[[Ints], Floats], least_s: float = 0.0, *, lean: bool = False
     ) -> Iterator[tuple[int, SimulatedPlan]]:
         """Rows with the lowest bounds and their simulated steps, until none is ``open`` or ``least_s`` are left.
 
-        ``limit`` gives the limits of rows; they only fall, and the caller changes them between two simulations.
+        ``limit`` gives the limits of rows; they only fall, and the caller changes them between two simulations. With
+        ``lean``, sweeps count as LEAN_SWEEP_S.
         """
         frontier = self.frontier
-        while self.left_s > least_s:
+        while self._left_s(lean) > least_s:
             rows = self.open(rows, limit)
             rows, swept = rows[~self._too_large[rows]], frontier.swept
             if not len(rows):
@@ -77,13 +81,14 @@ class Continuation:
             self._open = rows
             row = frontier.shortest(rows, tries=MAX_TRIES)
             self.left_s -= SWEEP_S * (frontier.swept - swept)
+            self._saved_s += (SWEEP_S - LEAN_SWEEP_S) * (frontier.swept - swept)
             if row is None or frontier.worth(row) >= limit(np.array([row]))[0]:  # bounds have risen
                 continue
             if refusals(frontier.rows, row) or not frontier.may_fit(row):
                 self.done[row] = True
                 continue
             bound = float(frontier.worth(row))
-            most_ops = max(int((self.left_s - least_s) / OP_S), 1)
+            most_ops = max(int((self._left_s(lean) - least_s) / OP_S), 1)
             try:
                 with at_most(most_ops):
                     one = self.ahead.simulate(0, row, np.inf, most_ops)
@@ -94,6 +99,9 @@ class Continuation:
             self.left_s -= SIMULATION_S + OP_S * one.num_ops
             self.ratios.append(one.worth / bound)
             yield row, one
+
+    def _left_s(self, lean: bool) -> float:
+        return self.left_s + (self._saved_s if lean else 0.0)
 
     def _coming(
         self, frontier: Frontier, _best: float, asked: Sequence[int]

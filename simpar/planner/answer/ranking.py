@@ -119,7 +119,8 @@ class LayoutRanking:
             self._best[at] = min(self._best.get(at, (one.worth, row)), (one.worth, row))
 
     def _simulate(self, rows: Ints, count: int | None, limit: float, least_s: float = 0.0) -> None:
-        for row, one in self.search.simulate_lowest(rows, partial(self._limits, count, limit), least_s):
+        wanted = partial(self._limits, count, limit)
+        for row, one in self.search.simulate_lowest(rows, wanted, least_s, lean=count is not None):
             self._take(row, one)
 
     def _limits(self, count: int | None, limit: float, rows: Ints) -> Floats:

@@ -50,3 +50,16 @@ def test_steps_larger_than_the_effort_stay_open(frontier):
     search = Continuation(frontier, 5.0)
     assert list(search.simulate_lowest(rows, same(np.inf), least_s=search.left_s - 1e-6)) == []
     assert len(search.open(rows, same(np.inf))) == frontier.rows.count
+
+
+def test_sweeps_of_a_list_count_as_what_they_take(problem_of, frontier_of):
+    """With as much effort, a list goes further than what is less wanted, and leaves that with none."""
+    reached = {}
+    for lean in (False, True):
+        frontier = frontier_of(problem_of(5, tp=(1, 2), recompute="none"), seed=1)
+        search, rows = Continuation(frontier, 0.5), np.arange(frontier.rows.count)
+        reached[lean] = [row for row, _ in search.simulate_lowest(rows, same(np.inf), lean=lean)]
+        assert search.left_s <= 0
+        assert list(search.simulate_lowest(rows, same(np.inf))) == []
+    assert len(reached[True]) > len(reached[False])
+    assert reached[True][: len(reached[False])] == reached[False]
