@@ -6,7 +6,7 @@ c77308a.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -214,6 +214,7 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
         zero, of_config = _zero(given, notes)
         values, own = as_run(values | zero, result.plan.numerics.precision)
         notes += own
+    notes += _of_pipeline(given, result.plan.mesh.pp, values.get("zero"))
     if given.has("--ds-sequence-parallel-size") or "--ds-sequence-parallel-size" in given.names.values():
         values |= {"cp_method": "ulysses", "cp_balance": "contiguous"}
     if any(given.has(flag) for flag in FLASH):
@@ -228,6 +229,18 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
     plan = result.plan.with_values(**{key: value for key, value in values.items() if key != "stack"})
     plan = plan.model_copy(update={"stack": values["stack"]})
     return replace(result, plan=plan, words=given.words() + of_config, notes=tuple(notes))
+
+
+def _of_pipeline(given: Arguments, pp: int, stage: Any) -> Iterator[str]:
+    """What DeepSpeed's pipelines refuse when they start: sharded gradients or parameters, or no engine of their own.
+
+    Sources: ``deepspeed/runtime/pipe/engine.py``, and ``megatron/arguments.py`` of Megatron-DeepSpeed.
+    """
+    size = f"--pipeline-model-parallel-size {pp}"
+    if pp > 1 and given.has("--no-pipeline-parallel"):
+        yield f"{size}: Megatron-DeepSpeed does not start with --no-pipeline-parallel beside it."
+    elif pp > 1 and isinstance(stage, int) and stage > 1:
+        yield f"{size}: DeepSpeed does not start pipelines with ZeRO stage {stage}; 0 or 1 do."
 
 
 def _stages(given: Arguments, plan: Plan) -> dict[str, Any]:

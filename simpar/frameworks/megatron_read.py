@@ -297,8 +297,9 @@ def _recompute(given: Arguments) -> dict[str, Any]:
     if given.has("--recompute-activations") or granularity == "selective":
         return {"recompute": _by_module(given)}
     if granularity in (None, "none"):
-        # megatron/training/arguments.py until 2022: every layer, one by one
-        return {"recompute": "full"} if _checkpoints(given) else {}
+        # megatron/training/arguments.py until 2022: so many layers at a time, one by default
+        chunk = given.number("--checkpoint-num-layers") or 1
+        return {"recompute": _segments(given, chunk)} if _checkpoints(given) else {}
     return {"recompute": _segments(given, number) if method == "uniform" else _every(given, number)}
 
 

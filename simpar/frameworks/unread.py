@@ -91,6 +91,13 @@ UNREAD = (
     Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),
     Unread("Lingua's other apps", r"apps\.(?!main\b)\w+\.train"),
     Unread("EasyLM", r"EasyLM\..*"),
+    Unread("flame (fla-org)", r"flame\.train", config=lambda data: (
+        "model" in data and _in("training", "skip_nan_inf", "context_len")(data))),
+    Unread("OpenLM", r"open_lm(\.main|/main\.py)"),
+    Unread("fms-fsdp", r"main_training(_\w+)?\.py"),
+    Unread("TinyLlama", r"tinyllama(_\w+)?\.py"),
+    Unread("AXLearn", r"axlearn\..*"),
+    Unread("T5X", r"t5x\..*|(.*/)?t5x/train\.py"),
     Unread("PaddleNLP", r"paddle\.distributed\.launch|.*paddlenlp.*"),
     Unread("fairseq2", r"fairseq2"),
     Unread("EasyR1", r"verl\.trainer\.main"),

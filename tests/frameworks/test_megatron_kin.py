@@ -395,3 +395,34 @@ def test_arguments_of_a_file_that_is_not_here():
     text = "source $D/setup.sh\nsource $D/params.sh\nsrun python pretrain_gpt.py ${ALL_PARAMS[@]}\n"
     with pytest.raises(UserError, match=r"may be in a file that is not here: train\.sh:2: \$\{D\}/params\.sh"):
         read(text, "train.sh", "megatron")
+
+
+@pytest.mark.parametrize(("number", "policy"), [(1, "full"), (4, "segments:4"), (64, "segments:20")])
+def test_layers_that_are_recomputed_together(number, policy):
+    """Only the input of every N layers is kept: they were read as recomputed one by one, whatever N was."""
+    words = f"{PIPELINED} --checkpoint-activations --checkpoint-num-layers {number}"
+    found = read(f"{words}\n", "train.sh", "megatron-deepspeed")
+    assert found.plan.memory.recompute == policy
+    assert {"--checkpoint-activations", "--checkpoint-num-layers"} <= {*found.words.used}
+
+
+PIPELINED = (
+    "deepspeed pretrain_gpt.py --num-layers 40 --pipeline-model-parallel-size 2 --micro-batch-size 1 --bf16 --deepspeed"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--zero-stage 2", "DeepSpeed does not start pipelines with ZeRO stage 2"),
+        ("--zero-stage 3", "DeepSpeed does not start pipelines with ZeRO stage 3"),
+        ("--zero-stage 1 --no-pipeline-parallel", "Megatron-DeepSpeed does not start with --no-pipeline-parallel"),
+        ("--zero-stage 1", ""),
+    ],
+)
+def test_pipelines_that_do_not_start_are_named(words, told):
+    """As ``PipelineEngine`` and Megatron-DeepSpeed's arguments assert."""
+    notes = read(f"{PIPELINED} {words}\n", "train.sh", "megatron-deepspeed").notes
+    named = [note for note in notes if "does not start" in note]
+    assert len(named) == bool(told)
+    assert all(note.startswith(f"--pipeline-model-parallel-size 2: {told}") for note in named)
