@@ -103,8 +103,8 @@ def test_a_stop_in_the_middle_of_a_list_says_how_much_of_it_is_certain(monkeypat
     whole = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=few)
     steps, simulate = sorted(one.step_time_s for one in whole.candidates), Continuation.simulate_lowest
 
-    def stops(*given, lean):
-        for at, each in enumerate(simulate(*given, lean=lean)):
+    def stops(*given, **how):
+        for at, each in enumerate(simulate(*given, **how)):
             if at == most:
                 raise KeyboardInterrupt  # behind a simulation, before its place in the list
             yield each
