@@ -45,6 +45,10 @@ PATTERN = "--hybrid-layer-pattern"
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+BALANCED, KEEP_LOADS = "--moe-router-load-balancing-type", (
+    "--moe-router-enable-expert-bias", "--moe-router-force-load-balancing", "--sft"
+)  # fmt: skip
+"""What balances experts, and what does beside it, or is assumed not to."""
 COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 """Arguments by which the embedding, and the loss, count as a layer of their stage."""
 RECOMPUTED = "--recompute-num-layers"
@@ -161,6 +165,8 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     overlap, sequence = given.switch("--tp-comm-overlap"), given.switch("--sequence-parallel")
     if (result["tp"] or 1) > 1:
         result |= {"sequence_parallel": sequence, "tensor_parallel": {"overlap": overlap}}
+    if sequence or (result["tp"] or 1) == 1:
+        given.has("--no-async-tensor-model-parallel-allreduce")  # of which there is none
     return result
 
 
@@ -171,6 +177,8 @@ def _context(given: Arguments) -> dict[str, Any]:
         return {}
     if kind not in CP_METHODS:
         raise UserError(f"{given.source}: --cp-comm-type = {kind}: allowed: {', '.join(CP_METHODS)}")
+    if len(set(given.values.get("--cp-comm-type", [kind]))) > 1:
+        given.used.discard("--cp-comm-type")  # layer by layer
     hybrid = {"ulysses": heads} if kind == "a2a+p2p" else {}
     return {"cp_method": CP_METHODS[kind], "cp_balance": "zigzag", **hybrid}
 
@@ -398,6 +406,8 @@ def _notes(given: Arguments) -> Iterator[str]:
     number = given.number(RECOMPUTED) or 1
     if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
+    if given.values.get(BALANCED) == ["none"] and not set(KEEP_LOADS) & set(given.values):
+        yield f"{BALANCED} none: nothing keeps experts evenly loaded; they are taken to be as a loss would leave them."
     if given.values.get("--recompute-method") == ["block"] and given.values.get("--recompute-granularity") == ["full"]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."
 

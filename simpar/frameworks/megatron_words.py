@@ -156,6 +156,7 @@ MEGATRON_WORDS = WordTable(
         ),
         "no_async_tensor_model_parallel_allreduce": "a collective that nothing overlaps with: exposed communication",
         "yaml_cfg": "a file of arguments that is not read",
+        "cp_comm_type": "which layers exchange keys and values how: time",
         "pp_partition_method": "which layers a stage has: time and memory",
         "use_bnb_optimizer": "states in 8 bits: memory, and the time of the update",
         **dict.fromkeys(

@@ -167,3 +167,24 @@ def test_an_output_that_shares_no_table():
     assert "--untie-embeddings-and-output-weights" in found.words.used
     assert read_config(found.config).num_parameters() - tied.num_parameters() == 50257 * 2048
     assert any("a table that the output shares where the text says --untie-" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "deciding", "note"),
+    [
+        ("--context-parallel-size 2 --cp-comm-type a2a", set(), ""),
+        ("--context-parallel-size 2 --cp-comm-type p2p p2p a2a a2a", {"--cp-comm-type"}, ""),
+        ("--no-async-tensor-model-parallel-allreduce", set(), ""),
+        ("--tensor-model-parallel-size 2 --sequence-parallel --no-async-tensor-model-parallel-allreduce", set(), ""),
+        ("--tensor-model-parallel-size 2 --no-async-tensor-model-parallel-allreduce",
+         {"--no-async-tensor-model-parallel-allreduce"}, ""),
+        ("--num-experts 8 --moe-router-load-balancing-type none", set(), "nothing keeps experts evenly loaded"),
+        ("--num-experts 8 --moe-router-load-balancing-type none --moe-router-enable-expert-bias", set(), ""),
+        ("--num-experts 8 --moe-router-load-balancing-type aux_loss", set(), ""),
+    ],
+)  # fmt: skip
+def test_words_that_decide_or_are_said(words, deciding, note):
+    """Exchanges that differ by layer; a collective that sequence parallelism does not have; experts without a loss."""
+    found = imported(words)
+    assert MEGATRON_WORDS.sort(found.words.used, found.words.unread).deciding.keys() == deciding
+    assert any("nothing keeps" in each for each in found.notes) == bool(note)
