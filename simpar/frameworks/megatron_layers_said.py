@@ -21,6 +21,7 @@ OF_EXPERTS = {
     "--moe-router-topk": ("topk", ("num_experts_per_tok", "moe_top_k", "moe_topk")),
     "--moe-router-num-groups": ("expert_groups", ("n_group",)),
     LIMIT: ("chosen_groups", ("topk_group",)),
+    "--moe-latent-size": ("expert_hidden", ("moe_latent_size",)),
 }
 OF_LATENTS = {
     "--q-lora-rank": ("q_rank", ("q_lora_rank",)),
@@ -50,7 +51,7 @@ def unlike(given: Arguments, graph: ModelGraph) -> dict[str, str]:
         if OF_SHARED in given.values and _number(given, OF_SHARED) != own:
             result[OF_SHARED] = str(own)
         experts = architecture(graph).experts[: sizes_of(graph)["layers"]]
-        if FREQUENCY in given.values and _frequency(given, len(experts)) != experts:
+        if FREQUENCY in given.values and not graph.has_state and _frequency(given, len(experts)) != experts:
             result[FREQUENCY] = f"{experts.count(False)} dense layers"
     if UNTIED in given.values and graph.tied_embeddings:
         result[UNTIED] = "a table that the output shares"

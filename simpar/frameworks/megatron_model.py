@@ -183,7 +183,7 @@ def _unsaid(given: Arguments, model: str) -> list[str]:
         and "--moe-router-topk" not in given.values,
         f"--moe-shared-expert-intermediate-size {graph.dims.get('shared_ffn')}": graph.dims.get("shared_ffn")
         and "--moe-shared-expert-intermediate-size" not in given.values,
-        "--moe-layer-freq": not all(style.experts) and "--moe-layer-freq" not in given.values,
+        "--moe-layer-freq": not all(style.experts) and not graph.has_state and "--moe-layer-freq" not in given.values,
     }
     unsaid = [flag for flag, is_absent in absent.items() if is_absent]
     if not unsaid:
@@ -199,7 +199,7 @@ def _with_vocabulary(
     if "vocab" in sizes or not models:
         return models, None, []
     own, told = load_model(models[0]).dims["vocab"], _vocabulary(given, sizes)
-    if not given.text("--tokenizer-type") and not given.text("--padded-vocab-size"):
+    if not given.path("--tokenizer-type") and not given.text("--padded-vocab-size"):
         told = None  # GPT-2's by default
     if told is not None and abs(told - own) <= NEAR:
         return models, None, []
@@ -335,7 +335,7 @@ def _vocabulary(given: Arguments, sizes: Mapping[str, int]) -> int | None:
     told = sizes.get("vocab") or given.number("--padded-vocab-size")
     if told is not None:
         return told
-    kind = given.text("--tokenizer-type") or ""
+    kind = given.path("--tokenizer-type") or ""
     if kind in OF_GPT2:
         return GPT2_VOCABULARY
     named = "".join(given.values.get("--tokenizer-model", [])[:1])

@@ -181,6 +181,9 @@ def test_an_output_that_shares_no_table():
         ("--num-experts 8 --moe-router-load-balancing-type none", set(), "nothing keeps experts evenly loaded"),
         ("--num-experts 8 --moe-router-load-balancing-type none --moe-router-enable-expert-bias", set(), ""),
         ("--num-experts 8 --moe-router-load-balancing-type aux_loss", set(), ""),
+        (f"{MIXTRAL} --moe-latent-size 1024", {"--moe-latent-size"}, ""),
+        (f"{LLAMA_8B} --vocab-size 128256 --moe-latent-size 1024", set(), ""),
+        ("--disable-jit-fuser --batch-invariant-mode", {"--disable-jit-fuser", "--batch-invariant-mode"}, ""),
     ],
 )  # fmt: skip
 def test_words_that_decide_or_are_said(words, deciding, note):
@@ -188,3 +191,13 @@ def test_words_that_decide_or_are_said(words, deciding, note):
     found = imported(words)
     assert MEGATRON_WORDS.sort(found.words.used, found.words.unread).deciding.keys() == deciding
     assert any("nothing keeps" in each for each in found.notes) == bool(note)
+
+
+def test_a_tokenizer_that_only_running_tells():
+    """The model is told by its sizes, and so is its vocabulary; a model of its own asks for one."""
+    sizes = MIXTRAL.replace(" --vocab-size 32000", "")
+    found = imported(f"{sizes} --tokenizer-type $TYPE --tokenizer-model $TOKENIZER")
+    assert (found.plan.model, found.config) == ("mixtral-8x7b", None)
+    assert any(note.startswith("The vocabulary is not said: 32000 words") for note in found.notes)
+    other = imported(f"{sizes.replace('14336', '8192')} --tokenizer-type $TYPE")
+    assert other.asks["model"].startswith("The vocabulary of ${TYPE} is not known: give --vocab-size N")
