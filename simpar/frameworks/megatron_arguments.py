@@ -328,5 +328,7 @@ def of_mapping(data: Mapping[str, Any], source: str) -> Arguments:
 def _scalars(value: Any) -> list[str]:
     if value is True:
         return []
+    if isinstance(value, str) and (listed := re.fullmatch(r"\[(\d+(?: \d+)+)\]", value)):  # of its functional tests
+        value = listed[1]
     return [word for item in (value if isinstance(value, list) else [value])
             for word in re.split(r"\s+", str(item).strip())]  # fmt: skip

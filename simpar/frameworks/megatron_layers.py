@@ -41,6 +41,8 @@ OTHER_FLAGS = {
         ),
         "a model of images and text",
     ),
+    **dict.fromkeys(("--num-tokens-to-generate", "--incoming-requests-per-sec"), "inference"),
+    "--language-model-checkpoint": "a model of images and text",
     "--perform-rl-step": "reinforcement learning, of which training is a part",
     "--export-kd-teacher-load": "distillation from a teacher",
 }

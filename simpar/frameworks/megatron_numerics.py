@@ -30,7 +30,8 @@ FRACTION = "--optimizer-offload-fraction"
 
 def read_numerics(given: Arguments) -> dict[str, Any]:
     """Precision, dtypes and the optimizer. Raises UserError naming file, argument and value."""
-    low = sums_low(given) or "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS]
+    said = [given.text(flag) for flag in MAIN_GRADIENTS]
+    low = sums_low(given) or "bf16" in said
     precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
     gradients = None if precision == "fp32" else "bf16" if low else "fp32"
     for flag, recipes in RECIPES.items():

@@ -111,6 +111,7 @@ MEGATRON_WORDS = WordTable(
         "fp8_quantizer_factory", "tp_only_amax_red", "use_same_sampling_seed_across_dp_ranks", "accumulate_allreduce*",
         "use_contiguous_buffers_in_local_ddp", "ddp_impl", "no_contiguous_buffers_in_local_ddp",
         "moe_hybridep_num_blocks*", "moe_deepep_num_sms", "moe_flex_dispatcher_num_sms", "moe_hybridep_num_sms*",
+        "data_parallel_sharding_strategy",  # of Megatron-FSDP alone, where it is read
     ),
     deciding={
         **dict.fromkeys(

@@ -1,5 +1,7 @@
 """What Megatron-LM's arguments say of layers beside the sizes by which models are recognised."""
 
+import json
+
 import pytest
 
 from simpar.architectures.catalogue import load_model
@@ -201,3 +203,20 @@ def test_a_tokenizer_that_only_running_tells():
     assert any(note.startswith("The vocabulary is not said: 32000 words") for note in found.notes)
     other = imported(f"{sizes.replace('14336', '8192')} --tokenizer-type $TYPE")
     assert other.asks["model"].startswith("The vocabulary of ${TYPE} is not known: give --vocab-size N")
+
+
+@pytest.mark.parametrize("words", ["--num-tokens-to-generate 512", "--incoming-requests-per-sec 100"])
+def test_what_generates_text_trains_nothing(words):
+    """Megatron-LM's configs of inference have the sizes of models and the axes of launches."""
+    with pytest.raises(UserError, match="inference: not modelled"):
+        imported(f"{MIXTRAL} {words}")
+
+
+def test_words_that_one_another_leave_out():
+    """Gradients in 16 bits, named twice; a strategy of Megatron-FSDP without it; a list as its tests write one."""
+    found = imported("--bf16 --grad-reduce-in-bf16 --main-grads-dtype fp32 --data-parallel-sharding-strategy optim")
+    account = MEGATRON_WORDS.sort(found.words.used, found.words.unread)
+    assert (account.unknown, dict(account.deciding)) == ((), {})
+    axes = {"--context-parallel-size": 4, "--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": "[2 2]"}
+    text = json.dumps({"MODEL_ARGS": {"--micro-batch-size": 1, **axes}})
+    assert read(text, "model_config.yaml", "megatron").plan.context_parallel.ulysses == 2
