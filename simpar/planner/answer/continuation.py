@@ -43,6 +43,7 @@ class Continuation:
     done: Flags = field(init=False)
     ahead: SpeculativeWorkers = field(init=False)
     _too_large: Flags = field(init=False)
+    _large: list[int] = field(init=False)
     _saved_s: float = 0.0
     _open: Ints = field(init=False)
 
@@ -55,6 +56,7 @@ class Continuation:
     def __post_init__(self) -> None:
         self.done, self._too_large = (np.zeros(self.frontier.rows.count, dtype=bool) for _ in range(2))
         self.done[list(self.frontier.simulated)] = True
+        self._large = [row for row, one in self.frontier.simulated.items() if one.num_slots > MANY_OPS]
         self._open = np.zeros(0, dtype=np.int64)
         before = self.before or SpeculativeWorkers([self.frontier], Workers())
         self.ahead = before.behind(self.frontier, self._coming, MANY_OPS)
@@ -96,6 +98,7 @@ class Continuation:
                 self._too_large |= frontier.at_least_as_large(row)
                 continue
             self.done[row] = True
+            self._large += [row] if one.num_slots > MANY_OPS else []
             self.left_s -= SIMULATION_S + OP_S * one.num_ops
             self.ratios.append(one.worth / bound)
             yield row, one
@@ -106,8 +109,11 @@ class Continuation:
     def _coming(
         self, frontier: Frontier, _best: float, asked: Sequence[int]
     ) -> Iterator[tuple[tuple[bool, float], int]]:
-        """Swept rows with the lowest bounds of those that were open last, as :func:`likely` has them."""
-        rows = self._open[(frontier.level[self._open] >= SWEPT) & ~self.done[self._open]]
+        """Swept rows with the lowest bounds of those that were open last and are not large, in their order."""
+        rows = self._open[frontier.level[self._open] >= SWEPT]
+        rows = rows[~self.done[rows]]
+        for row in self._large:
+            rows = rows[~frontier.at_least_as_large(row, rows)]
         worth = frontier.worth(rows)
         order = np.argsort(worth, kind="stable")
         return one_of_each(frontier, rows[order], ((False, each) for each in worth[order].tolist()), asked)

@@ -384,13 +384,14 @@ class Frontier:
         self.unbuilt = np.union1d(self.unbuilt, rows)
         self._active = np.setdiff1d(self._active, rows)
 
-    def at_least_as_large(self, row: int) -> Flags:
-        """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
-        rows, alike = self.rows, np.ones(self.rows.count, dtype=bool)
+    def at_least_as_large(self, row: int, among: Ints | None = None) -> Flags:
+        """Rows (of some or all) with at least as many ops as a row: its microbatches or more, of as large passes."""
+        mine = np.arange(self.rows.count) if among is None else among
+        alike = np.ones(len(mine), dtype=bool)
         for name in names_that_decide(OPS):
-            alike &= rows.code[name] == rows.code[name][row]
+            alike &= self.rows.code[name][mine] == self.rows.code[name][row]
         few = np.flatnonzero(alike)
-        alike[few] = rows.at("microbatches", few) >= rows.at("microbatches", row)
+        alike[few] = self.rows.at("microbatches", mine[few]) >= self.rows.at("microbatches", row)
         return alike
 
     def close(self, row: int) -> None:

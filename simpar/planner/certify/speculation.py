@@ -32,6 +32,8 @@ Task: TypeAlias = tuple[int, Plan, int]
 """A frontier (by its index), the plan of one of its rows, and the most ops that its step may have."""
 Coming: TypeAlias = "Callable[[Frontier, float, Sequence[int]], Iterator[tuple[tuple[bool, float], int]]]"
 """Rows that may be simulated next, in their order, each with what decides it: see :func:`likely`."""
+MORE_PATIENCE = 6
+"""How many times as long a search goes on alone behind its certificate: a process forked there has more to copy."""
 TASKS_PER_PROCESS = 2
 """Tasks per forked process: the one it runs and the next one."""
 
@@ -79,7 +81,8 @@ class SpeculativeWorkers:
         place = next(at for at, each in enumerate(self.frontiers) if each is frontier)
         over = {(0, row): one for (at, row), one in self._found.items() if at == place and one.done()}
         told = {at: one for at, one in over.items() if not one.cancelled() and one.exception() is None}
-        return SpeculativeWorkers([frontier], self.workers, coming, most_ops, _found=told)
+        workers = replace(self.workers, patience_s=MORE_PATIENCE * self.workers.patience_s)
+        return SpeculativeWorkers([frontier], workers, coming, most_ops, _found=told)
 
     def simulate(self, place: int, row: int, best: float, most_ops: int = MOST_OPS) -> SimulatedPlan:
         """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
