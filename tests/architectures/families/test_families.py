@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from simpar.architectures import families
@@ -61,7 +64,30 @@ def test_a_new_family_is_one_file(tmp_path, monkeypatch):
         "FAMILIES = (ModelFamily('new', lambda config, name: None, aliases=('new_text',)),)\n"
     )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    assert set(families._listed()) == {*DECLARED, "new", "new_text"}
+    try:
+        assert set(families.Families()) == {*DECLARED, "new", "new_text"}
+        assert families.Families()["new"] is families.Families()["new_text"]
+    finally:
+        sys.modules.pop(f"{families.__name__}.new", None)
+
+
+def test_no_two_files_declare_one_type():
+    """So a family that is found in the file of its name is that of all files."""
+    every = entries(families.__name__, families.__path__, "FAMILIES")
+    names = [name for family in every for name in (family.model_type, *family.aliases)]
+    assert len(set(names)) == len(names)
+    assert {name: families.Families()[name] for name in names} == dict(DECLARED)
+
+
+def test_a_family_of_a_file_of_its_name_is_found_without_the_others():
+    """Commands load the one that they need; what is no family is none, whatever files are there."""
+    code = (
+        "import sys; from simpar.architectures.families import DECLARED; DECLARED['llama']; "
+        "print('simpar.architectures.families.gemma' in sys.modules, 'family' in DECLARED, 'os.path' in DECLARED, "
+        "'simpar.architectures.families.gemma' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["False", "False", "False", "True"]
 
 
 def test_names_that_transformers_lacks_become_those_of_their_class():
