@@ -37,9 +37,10 @@ from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, withou
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
+from simpar.frameworks.megatron_layers_said import OF_LATENTS
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
-from simpar.frameworks.predictions import with_predictions
+from simpar.frameworks.predictions import as_said, with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
@@ -92,6 +93,7 @@ MORE = {
     "model.seq_length": "--seq-length", "model.window_size": "--window-size",
     "model.make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
     "model.hybrid_override_pattern": "--hybrid-override-pattern",
+    **{f"model.{flag[2:].replace('-', '_')}": flag for flag in OF_LATENTS},
     **{field: flag for flag, field in END_FIELDS.items()},
     "model.cuda_graph_scope": "--cuda-graph-scope", "model.attention_backend": "--attention-backend",
 }  # fmt: skip
@@ -184,7 +186,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     if built:
         model = built[0]
         values = {flag: value for flag, value in values.items() if flag not in IN_OTHER_WORDS}
-    tower = 0
+    tower, stated = 0, dict(values)
     if model:
         tower = _tower(model) if any(flag in values for flag in ENDS) else 0
         values.setdefault("--num-layers", [str(layers_in(model) - tower)])
@@ -209,6 +211,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     if model and PREDICTED in fields:
         imported, left = with_predictions(imported, model, fields[PREDICTED])
         others |= {} if left is None else {PREDICTED: left}
+    if model:
+        imported = as_said(imported, replace(arguments, values=stated), model)
     classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
     said = hub or next(classes, "")
     if said and not model and not imported.config and not imported.plan.model:

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from simpar.frameworks.bridge_names import PLAIN
+from simpar.frameworks.megatron_arguments import SIZES
 from simpar.frameworks.megatron_layers_said import lacks_shared_experts
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
@@ -101,17 +103,30 @@ _OWN = WordTable(
         "model.cuda_graph_warmup_steps",
         "model.cuda_graph_scope",
         "model.tp_comm_overlap_cfg",
-        "model.moe_router_*",
+        *(
+            f"model.moe_router_{name}"
+            for name in (
+                "load_*",
+                "score_*",
+                "topk_scaling_factor",
+                "pre_*",
+                "bias_*",
+                "dtype",
+                "fusion",
+                "enable_*",
+                "force_load*",
+                "quantile*",
+                "padding*",
+            )
+        ),
         "model.moe_aux_loss_coeff",
         "model.moe_z_loss_coeff",
         "model.apply_rope_fusion",
-        "model.vocab_size",
         "model.should_pad_vocab",
         "model.make_vocab_size_divisible_by",
         "model.layernorm_*",
         "model.normalization",
         "model.position_embedding_type",
-        "model.kv_channels",
         "model.attention_softmax_in_fp32",
         "model.bf16",
         "model.gradient_accumulation_fusion",
@@ -138,6 +153,7 @@ _OWN = WordTable(
         "optimizer.apply_wd_to_qk_layernorm",
     ),
     deciding={
+        **dict.fromkeys((PLAIN[flag] for flag in SIZES), "a size that the model does not have: memory and time"),
         "model.fine_grained_activation_offloading": "activations of named modules leave the device: memory and time",
         "model.cpu_offloading": "activations leave the device: memory and time",
         "model.moe_shared_expert_overlap": "shared experts run beside the exchange of tokens: time",

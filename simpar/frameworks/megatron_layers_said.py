@@ -14,7 +14,7 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import sizes_of
-from simpar.frameworks.megatron_arguments import Arguments
+from simpar.frameworks.megatron_arguments import SIZES, Arguments
 
 LIMIT = "--moe-router-group-topk"
 OF_EXPERTS = {
@@ -38,6 +38,15 @@ PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
 BESIDE = "--moe-shared-expert-overlap"
 SAID = (*OF_EXPERTS, *OF_LATENTS, *OF_HEADS, OF_SHARED, FREQUENCY, NORMED, UNTIED)
 """All arguments that are held against the model."""
+SIZE_FIELDS = {
+    "layers": ("num_hidden_layers", "n_layer"), "hidden": ("hidden_size", "n_embd"), "ffn": ("intermediate_size",),
+    "heads": ("num_attention_heads", "n_head"), "kv_heads": ("num_key_value_heads",), "vocab": ("vocab_size",),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_ffn": ("moe_intermediate_size", "intermediate_size"),
+}  # fmt: skip
+"""What configs call the sizes by which models are recognised."""
+NEAR = 4096
+"""Words by which vocabularies differ that are one with other padding or a few special tokens."""
 MOST = 10_000
 """Layers that a pattern may have."""
 
@@ -126,6 +135,42 @@ def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[s
 def lacks_shared_experts(models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
     """Whether the model is known here, and its config speaks of no shared experts."""
     return bool(models or config) and "shared" not in str(config or config_of(models[0]))
+
+
+def with_all_said(given: Arguments, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config of a model that is given by name with sizes and layers as the text says, as far as it can have them.
+
+    And what the model has otherwise, by the argument. Sizes that say what it has change nothing.
+    """
+    result, other = dict(config), dict[str, str]()
+    for flag, name in SIZES.items():
+        said, own = _number(given, flag), sizes_of(read_config(result))[name]
+        if said is None or said == own or not own or (name == "vocab" and abs(said - own) <= NEAR):
+            continue  # a model without experts, or without dense layers, has none of their sizes
+        other[flag] = f"{own} of {name}"
+        for field in SIZE_FIELDS[name]:
+            if field in result and _has({**result, field: said}, name, said):
+                result[field] = said
+                break
+    other |= unlike(given, read_config(result))
+    return with_layers_said(given, result), other
+
+
+def sizes_left(given: Arguments, config: Mapping[str, Any]) -> set[str]:
+    """The arguments of sizes and layers that a config does not have as the text says."""
+    graph = read_config(config)
+    own = sizes_of(graph)
+    sizes = {flag for flag, name in SIZES.items() if (said := _number(given, flag)) is not None and own[name]
+             and said != own[name] and (name != "vocab" or abs(said - own[name]) > NEAR)}  # fmt: skip
+    return sizes | {*unlike(given, graph)}
+
+
+def _has(config: Mapping[str, Any], name: str, size: int) -> bool:
+    """Whether a config can be read, and has a size."""
+    try:
+        return sizes_of(read_config(config))[name] == size
+    except UserError:
+        return False
 
 
 def _sizes(given: Arguments, graph: ModelGraph) -> Iterator[tuple[str, str, Sequence[str], int | None]]:

@@ -13,6 +13,7 @@ from simpar.frameworks.match import DECODER, find_released, is_telling, models_w
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
 from simpar.frameworks.megatron_layers_said import (
+    NEAR,
     PREDICTIONS,
     expert_layers,
     further_layers,
@@ -50,8 +51,6 @@ DIVISOR = 128
 """Vocabularies are padded to a multiple of this, for every tensor-parallel rank (make_vocab_size_divisible_by)."""
 
 
-NEAR = 4096
-"""Words by which vocabularies differ that are one with other padding or a few special tokens."""
 OTHER_PREDICTIONS = (
     "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
 )

@@ -10,8 +10,8 @@ from simpar.frameworks.match import is_telling, models_with
 from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed
 from simpar.frameworks.megatron_kin import asks_for
 from simpar.frameworks.megatron_layers import refuse_other_models
-from simpar.frameworks.megatron_layers_said import FREQUENCY
-from simpar.frameworks.megatron_model import NEAR, kind_asked, sizes_asked
+from simpar.frameworks.megatron_layers_said import FREQUENCY, NEAR
+from simpar.frameworks.megatron_model import kind_asked, sizes_asked
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, WINDOWS
 from simpar.frameworks.reader import Reader

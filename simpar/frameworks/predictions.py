@@ -5,18 +5,27 @@ from typing import Any
 
 from simpar.architectures.catalogue import config_of, load_model
 from simpar.frameworks.match import layers_in
-from simpar.frameworks.megatron_layers_said import predictions_changed, predictions_in
+from simpar.frameworks.megatron_arguments import Arguments
+from simpar.frameworks.megatron_layers_said import (
+    SAID,
+    predictions_changed,
+    predictions_in,
+    sizes_left,
+    told,
+    with_all_said,
+)
 from simpar.frameworks.target import Imported
+from simpar.frameworks.words import ReadWords
 from simpar.units import number_of
 
 
-def with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, Any]:
+def with_predictions(imported: Imported, model: str, said: Any) -> tuple[Imported, Any]:
     """The plan of a shipped model with as many layers that predict further tokens as a text says.
 
     Beside it what decides, None if nothing is left: the number, where the model's family cannot have as many or where
     only running would tell.
     """
-    asked = told or 0
+    asked = said or 0
     if isinstance(asked, int) and asked == predictions_in(load_model(model)):
         return imported, None
     changed = predictions_changed(model, asked) if isinstance(asked, int) else {}
@@ -28,6 +37,22 @@ def with_predictions(imported: Imported, model: str, told: Any) -> tuple[Importe
         f"{model} with {number_of(asked, 'layer')} that {'predicts' if asked == 1 else 'predict'} further tokens.",
     )
     return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), None
+
+
+def as_said(imported: Imported, given: Arguments, model: str) -> Imported:
+    """The plan of a shipped model that is given by name with sizes and layers as arguments say; the rest decides."""
+    config = imported.config or config_of(model)
+    result, other = with_all_said(given, config)
+    left = sizes_left(given, result) if other else set()
+    unread = {word: value for word, value in imported.words.unread.items() if word not in map(given.name, {*SAID})}
+    unread |= {given.name(flag): " ".join(given.values[flag]) for flag in left}
+    imported = replace(imported, words=ReadWords(imported.words.used, unread))
+    kept = {flag: own for flag, own in other.items() if flag not in left}
+    if not kept:
+        return imported
+    plan = imported.plan.model_copy(update={"model": None})
+    notes = (*imported.notes, given.in_own_words(f"{model} has {told(given, kept)}."))
+    return replace(imported, plan=plan, config=result, notes=notes)
 
 
 BY_TRANSFORMERS = frozenset(("ddp", "huggingface", "deepspeed", "verl"))
