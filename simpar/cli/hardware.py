@@ -97,7 +97,7 @@ def import_profile(
         typer.Argument(
             help="Any of: nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, NCCL_TOPO_DUMP_FILE, "
             "scontrol show nodes, topology.conf or .yaml, "
-            "ibnetdiscover, iblinkinfo, ibstat, lspci -nn, kubectl get nodes -o json",
+            "ibnetdiscover, iblinkinfo, ibstat, lspci -nn, nvidia-smi -L, kubectl get nodes -o json",
             metavar="FILE",
         ),
     ],

@@ -1,7 +1,8 @@
-"""What a host's own tools say of it: ``ibstat`` (its cards and what they speak) and ``lspci -nn`` (its devices).
+"""What a host's own tools say of it: ``ibstat`` (its cards), ``lspci -nn`` and ``nvidia-smi -L`` (its devices).
 
-Formats: ibstat of rdma-core (infiniband-diags/ibstat.c: a section for every card, in it one for every port), and lspci
-of pciutils with ``-n`` or ``-nn``, whose ids are those that NCCL's topology has.
+Formats: ibstat of rdma-core (infiniband-diags/ibstat.c: a section for every card, in it one for every port), lspci of
+pciutils with ``-n`` or ``-nn``, whose ids are those that NCCL's topology has, and the list of NVIDIA's driver, with a
+line for every device and, below it, for every slice of it (MIG).
 """
 
 import re
@@ -9,11 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from simpar.errors import UserError
+from simpar.files import meant_by
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.machine.nccl_xml import DEVICES
 from simpar.hardware.machine.reading import COUNTED, MORE, Reading
+from simpar.hardware.machine.slurm import devices_called
 from simpar.plain import printable
 
-CARDS, BUS = "ibstat", "lspci -nn"
+CARDS, BUS, LISTED = "ibstat", "lspci -nn", "nvidia-smi -L"
+_LINE = re.compile(r"^GPU \d{1,4}: (?P<name>[^\n(]{1,80}?) \(UUID: GPU-", re.MULTILINE)
+_SLICED = re.compile(r"^\s+MIG \S+\s+Device", re.MULTILINE)
 _CARD = re.compile(r"^CA '([^']{1,80})'\s*$", re.MULTILINE)
 _PORT = re.compile(r"^\s+Port \d+:\s*$", re.MULTILINE)
 _FIELD = re.compile(r"^\s+(State|Rate|Link layer): *(.*?)\s*$", re.MULTILINE)
@@ -35,6 +41,29 @@ def is_cards(text: str) -> bool:
 def is_bus(text: str) -> bool:
     """Whether a text is the output of ``lspci``."""
     return _DEVICE.search(text) is not None or _NAMED.match(text) is not None
+
+
+def is_list(text: str) -> bool:
+    """Whether a text is the output of ``nvidia-smi -L``."""
+    return _LINE.search(text) is not None
+
+
+def read_list(text: str, file: str) -> Reading:
+    """The devices of a host by what its driver calls them. Raises UserError for several kinds, and for slices."""
+    result = Reading(LISTED, file)
+    names = Counter(match["name"].strip() for match in _LINE.finditer(text))
+    if len(names) > 1:
+        listed = ", ".join(f"{count} x {printable(name)}" for name, count in sorted(names.items()))
+        raise UserError(f"{file}: several kinds of devices: {listed}; a profile has one")
+    if _SLICED.search(text):
+        raise UserError(f"{file}: devices are in slices (MIG), of which no profile has one; allowed: whole devices")
+    name, count = next(iter(names.items()))
+    result.say("devices_per_node", count, MORE)
+    meant = meant_by(name, "clusters")
+    result.devices = (load_cluster(meant).device.name,) if meant else devices_called(name)
+    if not result.devices:
+        result.unread.append(f"device: the driver calls it {printable(name)}, which is none that simpar knows")
+    return result
 
 
 def read_cards(text: str, file: str) -> Reading:

@@ -30,7 +30,7 @@ directions together), MI350X and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (
     topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE, slurm.YAML_TREE, infiniband.DISCOVER, infiniband.LINKS,
-    kubernetes.KIND, xgmi_tables.KIND, host_tools.CARDS, host_tools.BUS,
+    kubernetes.KIND, xgmi_tables.KIND, host_tools.CARDS, host_tools.BUS, host_tools.LISTED,
 )  # fmt: skip
 
 
@@ -110,6 +110,8 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
             readings.append(kubernetes.read_nodes(text, path))
         elif host_tools.is_cards(text):
             readings.append(host_tools.read_cards(text, path))
+        elif host_tools.is_list(text):
+            readings.append(host_tools.read_list(text, path))
         elif host_tools.is_bus(text):
             readings.append(host_tools.read_bus(text, path))
         elif slurm.is_tree(text):

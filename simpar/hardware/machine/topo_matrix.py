@@ -21,15 +21,21 @@ NEAR = ("PIX", "PXB")
 Matrix = Mapping[str, Mapping[str, str]]
 
 
+_FIRST = re.compile(r"\s*GPU0\s+(?:X\b|NV\d|SYS|NODE|PHB|PXB|PIX)")
+"""The first row of a matrix."""
+
+
 def is_matrix(text: str) -> bool:
     """Whether a text has the header and a row of such a matrix."""
-    lines = _ESCAPES.sub("", text).splitlines()
-    return any(re.match(r"\s*GPU0\s+(?:X\b|NV\d|SYS|NODE|PHB|PXB|PIX)", line) for line in lines)
+    return any(map(_FIRST.match, _ESCAPES.sub("", text).splitlines()))
 
 
 def read_matrix(text: str, file: str) -> Reading:
     """Devices of a node, NVLinks between them, and the cards near them. Raises UserError for a damaged matrix."""
-    matrix, columns = _cells(_ESCAPES.sub("", text).splitlines(), file)
+    lines = _ESCAPES.sub("", text).splitlines()
+    if (count := len({tuple(line.split()) for line in lines if _FIRST.match(line)})) > 1:
+        raise UserError(f"{file}: {count} matrices that differ, as of several kinds of nodes; allowed: one")
+    matrix, columns = _cells(lines, file)
     devices = [name for name in columns if _DEVICE.fullmatch(name)]
     if sorted(devices) != sorted(name for name in matrix if _DEVICE.fullmatch(name)):
         raise UserError(f"{file}: the matrix has {len(devices)} columns of GPUs, and rows of others; is it whole?")

@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.machine.host_tools import is_bus, is_cards, read_bus, read_cards
+from simpar.hardware.machine.host_tools import is_bus, is_cards, is_list, read_bus, read_cards, read_list
 from simpar.hardware.machine.nccl_xml import DEVICES
 from simpar.hardware.machine.profile_of import import_profile
 from tests.hardware.machine.samples import matrix, node
@@ -108,3 +108,44 @@ def test_beside_a_matrix_the_cards_of_the_devices_count(tmp_path):
     assert read.data["scale_out"] == {"kind": "ib", "nic_bandwidth": "400 Gb/s", "nics_per_node": 8}
     assert (read.data["like"], read.data["devices_per_node"]) == ("hgx-h100", 8)
     assert any("scale_out.nics_per_node = 10" in line for line in read.unread)
+
+
+def listed(*names):
+    """``nvidia-smi -L``."""
+    return "".join(f"GPU {at}: {name} (UUID: GPU-5f3c2a1b-0000-{at:04d})\n" for at, name in enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"), ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"), ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA L40S", "l40s"), ("NVIDIA B300 SXM6 AC", "b300-sxm"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"), ("NVIDIA GB200", "gb200"),
+    ],
+)  # fmt: skip
+def test_devices_that_the_driver_lists(name, device):
+    """By its own names."""
+    read = read_list(listed(*[name] * 4), "list.txt")
+    assert is_list(listed(name))
+    assert (read.devices, read.facts["devices_per_node"].value, read.unread) == ((device,), 4, [])
+
+
+def test_lists_that_no_profile_has():
+    """Several kinds and slices are refused; a name that nobody knows is said."""
+    with pytest.raises(UserError, match="several kinds of devices: 1 x NVIDIA A40, 1 x Tesla T4; a profile has one"):
+        read_list(listed("NVIDIA A40", "Tesla T4"), "list.txt")
+    with pytest.raises(UserError, match=r"list.txt: devices are in slices .MIG."):
+        read_list(listed("NVIDIA H100 80GB HBM3") + "  MIG 3g.40gb     Device  0: (UUID: MIG-1)\n", "list.txt")
+    read = read_list(listed("NVIDIA Foo 9000"), "list.txt")
+    assert (read.devices, read.unread) == (
+        (), ["device: the driver calls it NVIDIA Foo 9000, which is none that simpar knows"],
+    )  # fmt: skip
+
+
+def test_a_matrix_and_a_list_need_no_profile_to_start_from(tmp_path):
+    """The list says which device, the matrix how the devices are joined."""
+    (tmp_path / "topo.txt").write_text(matrix())
+    (tmp_path / "list.txt").write_text(listed(*["NVIDIA H20"] * 8))
+    paths = [str(tmp_path / name) for name in ("topo.txt", "list.txt")]
+    assert import_profile(paths, "ours", folder=tmp_path).data["like"] == "hgx-h20"

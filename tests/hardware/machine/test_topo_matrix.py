@@ -68,3 +68,10 @@ def test_groups_of_gpus_that_bridges_join(tmp_path):
     assert found.facts["scale_up.kind"].value == "pcie"
     assert found.facts["scale_up.bandwidth"].value == "25 GB/s"
     assert any("NVLinks join groups of 2 of 4 GPUs" in line for line in found.unread)
+
+
+def test_matrices_of_several_kinds_of_nodes_are_refused():
+    """The first one was taken for all; equal ones are of equal nodes."""
+    with pytest.raises(UserError, match=r"topo.txt: 2 matrices that differ, as of several kinds of nodes"):
+        read_matrix(matrix(4) + matrix(8), "topo.txt")
+    assert read_matrix(matrix() + matrix(), "topo.txt").facts["devices_per_node"].value == 8
