@@ -124,11 +124,16 @@ class LayoutRanking:
             self._take(row, one)
 
     def _limits(self, count: int | None, limit: float, rows: Ints) -> Floats:
-        """The bounds from which rows are of no interest."""
+        """The bounds from which rows are of no interest.
+
+        A variant of one of the best ``count`` layouts is if it is better by little, one of a layout behind them is not:
+        that may be the next best.
+        """
         worth = sorted(one for one, _ in self._best.values())
         if count is not None and len(worth) >= count:
             limit = min(limit, worth[count - 1]) if count else -np.inf
         by_layout = np.full(int(self.layout.max()) + 1, limit)
         for at, (each, _) in self._best.items():
-            by_layout[at] = min(limit, each * (1.0 - VARIANT_TOLERANCE))
+            if count is None or each <= limit:
+                by_layout[at] = min(limit, each * (1.0 - VARIANT_TOLERANCE))
         return np.asarray(by_layout[self.layout[rows]])
