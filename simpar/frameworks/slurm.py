@@ -17,9 +17,10 @@ DEVICES_OF_TASK, DEVICES_OF_SOCKET = ("--gpus-per-task", "--tres-per-task"), ("-
 _GLUED = re.compile(r"(-[NnGc])(\d\S*)")
 _COUNT = re.compile(r"(?:gpu:|[\w.-]+:)*(\d+)(?:\(.*\))?")
 _OF_DEVICES = re.compile(
-    r"(?:gres[/:])?gpu(?:[:=](?:[A-Za-z_][\w.-]*|\d+[a-z]\.[\w.]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?"
+    r"(?:gres[/:])?gpu(?P<kind>[:=](?:[A-Za-z_][\w.-]*|\d+[a-z]\.[\w.]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?"
 )
 """Devices among resources: ``gpu``, ``gpu:a100``, ``gpu:h100:8``, ``gres/gpu=2``."""
+_PRODUCT = re.compile(r"\d|pascal|volta|turing|ampere|hopper|blackwell|tesla", re.IGNORECASE)
 _SLICE = re.compile(r"(?<!\d)\d+g\.\d+gb\b|(?<![\w-])(?:shard|mps)(?=[:=])", re.IGNORECASE)
 """A slice of a device (MIG), or a share of one, among resources."""
 
@@ -74,9 +75,11 @@ def count_of(value: str | None) -> int | None:
 def devices_among(value: str) -> int | None:
     """The devices among resources of all kinds (``gpu:a100:2,nvme:1``): one where no number is said; None if none are.
 
-    Devices of several kinds add up.
+    Devices of several kinds add up. A kind that is no product may be a number that somebody has yet to fill in.
     """
     devices = [match for part in value.split(",") if (match := _OF_DEVICES.fullmatch(part.strip()))]
+    if any(not each["count"] and each["kind"] and not _PRODUCT.search(each["kind"]) for each in devices):
+        return None
     return sum(int(each["count"] or 1) for each in devices) or None
 
 

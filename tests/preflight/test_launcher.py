@@ -91,6 +91,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"#SBATCH -N 2 --gpus-per-node=8\nsrun accelerate launch --num_processes 8 --num_machines 2 {TRAIN}",
          2, None, 8),
         (f"#SBATCH -N 1 --gres=gpu:a100\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 1, None),
+        (f"#SBATCH -N 1 --gres=gpu:your_gpus_per_node\ntorchrun --nproc_per_node gpu {TRAIN}", 1, None, None),
         (f"#SBATCH -N 1 --gres=nvme:1,gpu:a100:3\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 3, None),
         (f"#SBATCH -N 1 --tres-per-node=gres/gpu:2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 2, None),
         (f"#SBATCH -N 1 --sockets-per-node=2 --gpus-per-socket=2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 4, None),
