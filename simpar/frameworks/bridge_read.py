@@ -410,8 +410,8 @@ def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, l
                 yield GATHERS[f"--{bits}-format"], []
                 given.get("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
     said = (value("grad_reduce_in_fp32"), given.get("ddp.grad_reduce_in_fp32"))  # the first overrides the second
-    if next((each for each in said if each is not None), None) is False:
-        yield "--grad-reduce-in-bf16", []
+    low = next((each for each in said if each is not None), None) is False
+    yield "--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32", []
 
 
 def _precision_in(config: ConfigCall) -> Any:

@@ -248,6 +248,7 @@ LOW = "grad_reduce_in_fp32 = False"
         (BRIDGE, ["mixed_precision = bf16_mixed()", f"mixed_precision.{LOW}"], "bf16", "bf16"),
         (BRIDGE, [f"mixed_precision.{LOW}"], "bf16", "bf16"),
         (BRIDGE, ["mixed_precision = fp16_mixed()"], "fp16", "bf16"),
+        (BRIDGE, ["mixed_precision = fp16_mixed()", f"mixed_precision.{LOW.replace('False', 'True')}"], "fp16", "fp32"),
         (BRIDGE, ['mixed_precision = "bf16_mixed"', f"ddp.{LOW}"], "bf16", "fp32"),
         (
             BRIDGE,
