@@ -298,6 +298,8 @@ def _hosts(words: Sequence[str], script: Script) -> dict[str, int | None] | None
     """The slots of every host that a launcher is given, None where nothing says; None if it is given none."""
     file, listed = value_of(words, HOSTFILES), value_of(words, _HOSTS)
     text = None if file is None or UNKNOWN.search(file) else script.text_of_file(file)
+    if text is not None and UNKNOWN.search(text[1]):  # written by the script, for hosts that only running would tell
+        return None
     if text is not None:
         return hosts_of(text[1], text[0]) or None
     if listed and not UNKNOWN.search(listed):

@@ -84,6 +84,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h --exclude a {TRAIN}", 1, 4, None),
         (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h -e a:0@b:3 {TRAIN}", 2, 3, None),
         (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\nmpirun --hostfile h -np 8 python {TRAIN}", 2, 4, 8),
+        (f"cat > h <<EOF\n$HOST slots=1\nEOF\nmpirun --hostfile h -np 8 python {TRAIN}", None, None, 8),
         (f"mpiexec -H a:4,b:4 -np 8 python {TRAIN}", 2, 4, 8),
         (f"mpirun -H a:8,b:8 -np 4 python {TRAIN}", 1, 4, 4),
         (f"mpirun -np 2 -ppn 1 torchrun --nnodes 2 --nproc_per_node 4 {TRAIN}", 2, 4, None),
