@@ -146,8 +146,8 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
         return load_cluster(hardware, devices // whole)
     cluster = load_cluster(hardware, nodes, devices)
     per_node = cluster.profile.devices_per_node
-    _check_part(given, facts, cluster)
     if per_node < whole:
+        _check_part(given, facts, cluster)
         of_nodes = "a node" if cluster.nodes == 1 else f"each of {cluster.nodes} nodes"
         notes.append(f"{per_node} of the {whole} devices of {of_nodes} of {hardware} are used.")
     elif launch.per_node not in (None, per_node):

@@ -74,6 +74,8 @@ def test_a_part_of_a_node_is_not_spread_over_nodes_without_a_word():
         UserError, match=r"--gpus 8: .* shows its ranks 1 devices of a node.*allowed: --gpus 1, or --nodes 8"
     ):
         check(text, hardware="dgx-h100", gpus=8)
+    whole = check(text.replace("=0", "=0,1,2,3,4,5,6,7"), hardware="dgx-h100", gpus=16)
+    assert (whole.result.setup.cluster["nodes"], whole.result.setup.cluster["devices"]) == (2, 16)
     told = check(text, hardware="dgx-h100", nodes=8)
     assert (told.result.setup.cluster["nodes"], told.result.setup.cluster["devices"]) == (8, 8)
     assert "1 of the 8 devices of each of 8 nodes of dgx-h100 are used." in told.notes
