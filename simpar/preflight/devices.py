@@ -108,7 +108,8 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
     one, instance = load_cluster(hardware), instance_named(hardware)
     whole = one.world_size // one.nodes
-    _check_numbers(given, whole, hardware)
+    if instance is None:  # a number of devices (4xA100) may be any of a node
+        _check_numbers(given, whole, hardware)
     _in_cores(given, one.device, whole, notes)
     if one.profile.name != hardware and not Path(hardware).suffix:
         notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")

@@ -202,7 +202,8 @@ def _check_visible(told: Told, environment: Mapping[str, str], words: Sequence[s
     DeepSpeed shows its ranks other devices than its own variable where it is told a number.
     """
     starts, own = next(((launcher, inner) for launcher, inner in told if launcher in OF_A_NODE), ("", []))
-    if per_node is None and value_of(own, NODES.get(starts, ())) is None:
+    may_be_several = value_of(own, (*NODES.get(starts, ()), "--config_file", "--config-file", "--accelerate_config"))
+    if per_node is None and may_be_several is None:
         per_node = _first([(starts, own)], RANKS)
     if starts in ("", "deepspeed") or per_node is None:
         return

@@ -312,6 +312,8 @@ def test_deepspeed_shows_its_ranks_other_devices_where_it_is_told_a_number():
     """``launcher/runner.py`` ignores the variable then."""
     launch = launch_of(f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 4 {TRAIN}", "job.sh")
     assert (launch.nodes, launch.per_node) == (1, 4)
+    several = "accelerate launch --config_file two_nodes.yaml --num_processes 4"  # on nodes that the config has
+    assert launch_of(f"CUDA_VISIBLE_DEVICES=0,1 {several} {TRAIN}", "job.sh").ranks == 4
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_a_device_that_a_node_has_not_is_refused():
         UserError, match="CUDA_VISIBLE_DEVICES lists device 8: a node of dgx-h100 has 8; allowed: 0 to 7"
     ):
         check(f"CUDA_VISIBLE_DEVICES=7,8 torchrun --nproc_per_node gpu {SFT}", hardware="dgx-h100")
+    part = check(f"CUDA_VISIBLE_DEVICES=6,7 torchrun --nproc_per_node gpu {SFT}", hardware="2xH100")
+    assert part.result.setup.cluster["devices"] == 2
 
 
 def test_a_part_of_a_node_is_not_spread_over_nodes_without_a_word():
