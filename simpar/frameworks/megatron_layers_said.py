@@ -156,9 +156,8 @@ def with_all_said(given: Arguments, config: Mapping[str, Any]) -> tuple[dict[str
     return with_layers_said(given, result), other
 
 
-def sizes_left(given: Arguments, config: Mapping[str, Any]) -> set[str]:
-    """The arguments of sizes and layers that a config does not have as the text says."""
-    graph = read_config(config)
+def sizes_left(given: Arguments, graph: ModelGraph) -> set[str]:
+    """The arguments of sizes and layers that a model does not have as the text says."""
     own = sizes_of(graph)
     sizes = {flag for flag, name in SIZES.items() if (said := _number(given, flag)) is not None and own[name]
              and said != own[name] and (name != "vocab" or abs(said - own[name]) > NEAR)}  # fmt: skip

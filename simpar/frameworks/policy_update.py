@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import of_mapping, with_layers
+from simpar.frameworks.megatron_layers_said import sizes_left
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import ToldReader, assigned
@@ -117,6 +119,13 @@ def adapters_of(rank: int | None, targets: Any, source: str, key: str) -> dict[s
     return {"lora_rank": rank, "lora_targets": tuple(each for each in known if each in chosen)}
 
 
+OF_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts",
+    "moe_ffn_hidden_size", "vocab_size",
+)  # fmt: skip
+"""Fields of Megatron-Core's configs by which models are recognised."""
+
+
 def of_megatron(given: Options, sections: Iterable[str], usual: Mapping[str, Any], model: str | None) -> Imported:
     """The plan of options that are fields of Megatron-Core's configs, in ``sections`` of dotted names.
 
@@ -140,8 +149,13 @@ def of_megatron(given: Options, sections: Iterable[str], usual: Mapping[str, Any
                         f"which is not known; allowed: {allowed}")  # fmt: skip
     own = {field: key for field, (key, _) in fields.items()}
     names = {flag: own[field] for flag, field in arguments.names.items() if field in own}
-    result = of_arguments(with_layers(replace(arguments, names=names), model), model)
-    return replace(result, words=of_names(result.words, names.values()))
+    arguments = replace(arguments, names=names)
+    result = of_arguments(with_layers(arguments, model), model)
+    words = of_names(result.words, names.values())
+    left = sizes_left(arguments, load_model(model)) if model else set[str]()  # of another model than that of the name
+    other = {names[flag]: " ".join(arguments.values[flag]) for flag in left if flag in names}
+    used = tuple(word for word in words.used if word not in other)
+    return replace(result, words=ReadWords(used, {**words.unread, **other}))
 
 
 def of_names(words: ReadWords, names: Iterable[str]) -> ReadWords:
@@ -157,6 +171,8 @@ def core_words(*sections: str) -> WordTable:
     """The table of Megatron-LM's words, for fields of Megatron-Core in sections."""
     idle = tuple(f"{section}.{each}" for section in sections for each in MEGATRON_WORDS.idle)
     deciding = {f"{section}.{key}": what for section in sections for key, what in MEGATRON_WORDS.deciding.items()}
+    deciding |= {f"{section}.{key}": "a size that the model does not have: memory and time"
+                 for section in sections for key in OF_SIZES}  # fmt: skip
     return WordTable(idle, deciding)
 
 

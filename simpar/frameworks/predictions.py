@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.architectures.catalogue import config_of, load_model
+from simpar.architectures.hf_config import read as read_config
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_layers_said import (
@@ -43,7 +44,7 @@ def as_said(imported: Imported, given: Arguments, model: str) -> Imported:
     """The plan of a shipped model that is given by name with sizes and layers as arguments say; the rest decides."""
     config = imported.config or config_of(model)
     result, other = with_all_said(given, config)
-    left = sizes_left(given, result) if other else set()
+    left = sizes_left(given, read_config(result)) if other else set()
     unread = {word: value for word, value in imported.words.unread.items() if word not in map(given.name, {*SAID})}
     unread |= {given.name(flag): " ".join(given.values[flag]) for flag in left}
     imported = replace(imported, words=ReadWords(imported.words.used, unread))

@@ -337,6 +337,22 @@ READER = Reader(
     words=WordTable(
         idle=IDLE,
         deciding={
+            **{
+                f"{section}override_config*.{name}": "a model of other sizes than its folder's: memory and time"
+                for section in (MODEL, "model.")
+                for name in (
+                    "num_*",
+                    "*hidden_size",
+                    "*intermediate_size",
+                    "head_dim",
+                    "vocab_size",
+                    "n_*",
+                    "*_lora_rank",
+                    "*sliding_window",
+                    "layer_types",
+                    "tie_word_embeddings",
+                )
+            },
             "data.micro_batch_size": "the micro-batch of all ranks, in versions before data.micro_batch_size_per_gpu",
             f"{ACTOR}{TENSOR_RANKS}": "ranks that share a layer, 4 before verl 0.4 and 1 since: memory and time",
             f"{ACTOR}use_kl_loss": f"the reference: {BESIDE}",

@@ -110,3 +110,26 @@ def test_what_the_hubs_model_has_or_cannot_have(line, decides):
     assert (found.plan.model, found.config) == ("qwen3-30b-a3b", None)
     words = load_reader("megatron-bridge").words.sort(found.words.used, found.words.unread)
     assert {*words.deciding} == decides
+
+
+@pytest.mark.parametrize(
+    ("words", "decides"),
+    [
+        ("actor.megatron.override_transformer_config.num_layers=4", True),
+        ("actor.megatron.override_transformer_config.num_layers=48", False),
+        ("actor.megatron.override_transformer_config.moe_router_topk=2", True),
+        ("actor.megatron.override_transformer_config.moe_router_topk=8", False),
+        ("model.override_config.num_hidden_layers=4", True),
+        ("model.override_config.model_config.num_hidden_layers=4", True),
+        ("model.override_config.max_position_embeddings=4096", False),
+    ],
+)
+def test_a_policy_of_other_sizes_than_its_folders(words, decides):
+    """They are laid over the config of the folder; four layers of 48 were answered as the whole model, under OK."""
+    model = (
+        "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B actor_rollout_ref.actor.strategy=megatron "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"
+    )
+    found = read(f"{VERL} {model} +actor_rollout_ref.{words}", "the command", "verl")
+    deciding = load_reader("verl").words.sort(found.words.used, found.words.unread).deciding
+    assert {*deciding} == ({f"actor_rollout_ref.{words.partition('=')[0]}"} if decides else set())
