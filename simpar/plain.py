@@ -216,7 +216,7 @@ def nearest(name: str, options: Iterable[str], most: int, cutoff: float = 0.3) -
     told = re.sub(r"[^a-z0-9]", "", name.lower())
     place = re.compile("[^a-z0-9]*".join(told))
     inside = {option: match for option in by_lower if len(told) >= LEAST_PART and (match := place.search(option))}
-    cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
+    cut = {option: option[match.end() : match.end() + 1].isdecimal() for option, match in inside.items()}
     holding = sorted(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)))
     alike = [option for option in by_lower if not _is_other_product(name.lower(), option)]
     slips = difflib.get_close_matches(name.lower(), alike, n=most, cutoff=max(cutoff, SLIP))

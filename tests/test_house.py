@@ -429,3 +429,9 @@ def test_results_have_names():
     """What a function returns is called after what it is."""
     names = (node.id for path in PACKAGE for node in nodes(path) if isinstance(node, ast.Name))
     assert sum(name == "found" for name in names) <= USES_OF_FOUND
+
+
+def test_digits_are_those_that_int_reads():
+    """``"²".isdigit()`` holds, and int refuses it: a traceback where a number was checked."""
+    names = (node.attr for path in PACKAGE for node in nodes(path) if isinstance(node, ast.Attribute))
+    assert "isdigit" not in names

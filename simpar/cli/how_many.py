@@ -57,6 +57,6 @@ def _counts(over: list[str] | None) -> list[int] | None:
         return None
     axis, _, listed = over[0].partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
-    if len(over) > 1 or axis.strip() != "nodes" or not items or not all(i.isdigit() and int(i) for i in items):
+    if len(over) > 1 or axis.strip() != "nodes" or not items or not all(i.isdecimal() and int(i) for i in items):
         raise UserError(f"--over {' '.join(over)}: allowed with days and dollars: nodes=8,16,32")
     return [int(item) for item in items]

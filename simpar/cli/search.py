@@ -336,7 +336,7 @@ def _over(text: str) -> tuple[str, list[Any]]:
         if not set(items) <= {"true", "false"}:
             raise UserError(f"--over {text}: allowed: true, false")
         return name, [item == "true" for item in items]
-    if not all(item.isdigit() and int(item) for item in items):
+    if not all(item.isdecimal() and int(item) for item in items):
         raise UserError(f"--over {text}: allowed: whole numbers from 1")
     return name, [int(item) for item in items]
 
@@ -420,7 +420,7 @@ def _time_limit_s(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        seconds = float(text) if text.strip().replace(".", "", 1).isdigit() else parse_quantity(text, "seconds")
+        seconds = float(text) if text.strip().replace(".", "", 1).isdecimal() else parse_quantity(text, "seconds")
     except ValueError:
         raise UserError(f"--time-limit {text}: allowed: seconds, or a number with a unit, such as 10min") from None
     if not 0 < seconds < float("inf"):

@@ -108,9 +108,9 @@ def _suppose(given: TrainerArguments, kind: str) -> None:
 def _number(value: Any) -> Any:
     """A number that may be written as 4_000_000 or 128k (``HumanInt``)."""
     text = str(value).replace("_", "").lower()
-    if text[-1:] in LENGTHS and text[:-1].replace(".", "", 1).isdigit():
+    if text[-1:] in LENGTHS and text[:-1].replace(".", "", 1).isdecimal():
         return int(float(text[:-1]) * LENGTHS[text[-1]])
-    return int(text) if text.isdigit() else value
+    return int(text) if text.isdecimal() else value
 
 
 def _starts(words: Sequence[str]) -> bool:

@@ -168,7 +168,7 @@ def _value(field: str, text: str) -> Any:
     """A flag's value: a number, none, a list of names, or a name."""
     if field in LISTS:
         return text.split(",")
-    return None if text == "None" else int(text) if text.isdigit() else text
+    return None if text == "None" else int(text) if text.isdecimal() else text
 
 
 def _behind_launcher(words: Sequence[str]) -> Sequence[str]:

@@ -122,7 +122,7 @@ class Arguments:
         text = self.text(flag)
         if text is None:
             return None
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
+        if not text.isascii() or not text.isdecimal() or int(text) < 1:
             raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: a positive integer")
         return int(text)
 

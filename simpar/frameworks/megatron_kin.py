@@ -262,7 +262,7 @@ def _zero(given: Arguments, notes: list[str]) -> tuple[dict[str, Any], ReadWords
     """The stage, and what else DeepSpeed's config says, with its words; without the file, what the arguments say."""
     flag = next((each.replace("_", "-") for each in CONFIG_FILE if given.values.get(each.replace("_", "-"))), None)
     named = given.values[flag][0] if flag and given.has(flag) else ""
-    told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdigit() else 1
+    told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdecimal() else 1
     file = text_beside(named, given.source) if named else None
     if file is None:
         missing = f"{PurePath(named).name} is not here; " if named else ""
@@ -339,7 +339,7 @@ def _with_listed_stages(given: Arguments) -> Arguments:
     if listed is None:
         return given
     layers = listed.split(",")
-    if not all(each.isdigit() for each in layers):
+    if not all(each.isdecimal() for each in layers):
         raise UserError(
             f"{given.source}: --num-layer-list = {listed}: allowed: layers of every stage, such as 10,12,10"
         )
@@ -365,7 +365,7 @@ def _without_noops(given: Arguments) -> Arguments:
     places = listed[0].split(",")
     chunk, pp = "--num-layers-per-virtual-pipeline-stage", given.number("--pipeline-model-parallel-size") or 1
     each = given.number(chunk) or layers // pp
-    if not all(place.isdigit() and int(place) < layers for place in places) or layers % each:
+    if not all(place.isdecimal() and int(place) < layers for place in places) or layers % each:
         raise UserError(f"{given.source}: {flag} = {listed[0]}: allowed: places below --num-layers, such as 0,61")
     given.has(flag)
     empty = {int(place) for place in places}

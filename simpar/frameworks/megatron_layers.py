@@ -80,7 +80,7 @@ def windows_asked(given: Arguments, layers: int) -> tuple[int | None, ...]:
     skipped = " ".join(given.values.get(SKIPPED, [])).replace(" ", "")
     if not skipped:
         has = [True] * layers
-    elif skipped.isdigit() and int(skipped):
+    elif skipped.isdecimal() and int(skipped):
         has = [(layer + 1) % int(skipped) != 0 for layer in range(layers)]
     else:
         has = _listed(given, skipped, layers)

@@ -205,7 +205,7 @@ def _fields(given: Arguments, graph: ModelGraph, flag: str) -> Iterator[dict[str
 def _number(given: Arguments, flag: str) -> int | None:
     """The value of an option that is a number; None where it is absent or a variable."""
     text = next(iter(given.values.get(flag, [])), "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _frequency(given: Arguments, layers: int) -> tuple[bool, ...]:
@@ -218,7 +218,7 @@ def expert_layers(text: str, layers: int) -> tuple[bool, ...] | None:
 
     None if it is no such pattern, or one of another number of layers.
     """
-    if text.isascii() and text.isdigit() and 0 < int(text) <= MOST:
+    if text.isascii() and text.isdecimal() and 0 < int(text) <= MOST:
         return tuple(at % int(text) == 0 for at in range(layers))
     try:
         flags = _evaluated(ast.parse(text.strip(), mode="eval").body)

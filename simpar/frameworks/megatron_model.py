@@ -75,7 +75,7 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
     """Sizes of the model, including Megatron-LM's defaults. Raises UserError for experts by a name of another fork."""
     if "--num-experts" not in given.values:
         for flag, said in given.values.items():
-            if OTHER_EXPERTS.fullmatch(flag) and said and said[0].isdigit() and int(said[0]) > 1:
+            if OTHER_EXPERTS.fullmatch(flag) and said and said[0].isdecimal() and int(said[0]) > 1:
                 name = given.name(flag)
                 raise UserError(f"{given.source}: {name} = {said[0]}: not Megatron-LM's; allowed: --num-experts")
     sizes = {name: given.number(flag) for flag, name in SIZES.items()}

@@ -86,7 +86,7 @@ def _with_vocabulary(given: Arguments) -> Arguments:
     values, names = dict(given.values), dict(given.names)
     values["--tokenizer-type"], names["--tokenizer-type"] = kind, TOKENIZER
     told = (values.get(FURTHER_WORDS) or ["0"])[0]
-    further = int(told) if told.isascii() and told.isdigit() else None
+    further = int(told) if told.isascii() and told.isdecimal() else None
     whole = WHOLE_VOCABULARIES.get(kind[0])
     if whole is None and further is not None:
         own = WORDS_OF_TOKENIZERS.get(kind[0])

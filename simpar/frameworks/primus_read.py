@@ -197,7 +197,7 @@ def _settled(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = _VARIABLE.sub(lambda match: match[2] if match[2] is not None else match[0], value)
-    return int(text) if text != value and text.isdigit() else text
+    return int(text) if text != value and text.isdecimal() else text
 
 
 def _starts(words: Sequence[str]) -> bool:

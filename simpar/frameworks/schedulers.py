@@ -57,20 +57,20 @@ def _of_pbs(words: Sequence[str]) -> Iterator[str]:
     Resources of a job without chunks (``-l ngpus=4``) are one chunk.
     """
     lists = _values(words, "-l")
-    if (whole := _resources(lists)).get("ngpus", "").isdigit() and not whole.keys() & {"select", "nodes"}:
+    if (whole := _resources(lists)).get("ngpus", "").isdecimal() and not whole.keys() & {"select", "nodes"}:
         yield from ("--nodes", "1", "--gpus-per-node", whole["ngpus"])
     for listed in lists:
         named = re.match(r"(?:.*,)?(?:select|nodes)=([^,]+)", listed)
         if named is None:
             continue
         chunks = [chunk.split(":") for chunk in named[1].split("+")]
-        if not all(chunk[0].isdigit() for chunk in chunks):
+        if not all(chunk[0].isdecimal() for chunk in chunks):
             continue
         yield from ("--nodes", str(sum(int(chunk[0]) for chunk in chunks)))
         parts = [dict(part.split("=", 1) for part in chunk[1:] if "=" in part) for chunk in chunks]
         for flag, names in (("--gpus-per-node", ("ngpus", "gpus")), ("--ntasks-per-node", ("mpiprocs",))):
             values = {next((part[name] for name in names if name in part), "") for part in parts}
-            if len(values) == 1 and (value := values.pop()).isdigit():
+            if len(values) == 1 and (value := values.pop()).isdecimal():
                 yield from (flag, value)
 
 
@@ -90,9 +90,9 @@ def _of_lsf(words: Sequence[str]) -> Iterator[str]:
     """Hosts, or slots and how many of a host, and ``-gpu "num=8"`` of a host; slots alone may be cores."""
     slots, nodes = value_of(words, ("-n",)), value_of(words, ("-nnodes",))
     tile = _PTILE.search(value_of(words, ("-R",)) or "")
-    if nodes is None and tile and slots and slots.isdigit():
+    if nodes is None and tile and slots and slots.isdecimal():
         nodes = str(-(-int(slots) // int(tile[1])))
-    if nodes and nodes.isdigit():
+    if nodes and nodes.isdecimal():
         yield from ("--nodes", nodes)
     told = value_of(words, ("-gpu",)) or ""
     usage = next((used for listed in _values(words, "-R") if (used := _OF_USAGE.search(listed))), None)
@@ -107,7 +107,7 @@ def _of_flux(words: Sequence[str]) -> Iterator[str]:
         ("--ntasks-per-node", ("--tasks-per-node",)),
     ):  # fmt: skip
         value = value_of([part for word in words for part in _apart(word)], names)
-        if value and value.isdigit():
+        if value and value.isdecimal():
             yield from (flag, value)
 
 
@@ -115,7 +115,7 @@ def _of_grid_engine(words: Sequence[str]) -> Iterator[str]:
     """Devices of a job on one host (``-l gpu=2``); none where a parallel environment spreads its slots over several."""
     counts = [value for name, value in _resources(_values(words, "-l")).items() if _OF_QUEUE.fullmatch(name)]
     is_of_host = _SHARED.fullmatch(value_of(words, ("-pe",)) or "smp")
-    if is_of_host and len(counts) == 1 and counts[0].isdigit():
+    if is_of_host and len(counts) == 1 and counts[0].isdecimal():
         yield from ("--nodes", "1", "--gpus-per-node", counts[0])
 
 
@@ -123,7 +123,7 @@ def _of_fujitsu(words: Sequence[str]) -> Iterator[str]:
     """``-L node=2``, ``-L gpu=4`` of a node."""
     told = _resources(_values(words, "-L"))
     for flag, name in (("--nodes", "node"), ("--gpus-per-node", "gpu")):
-        if (value := told.get(name, "")).isdigit():
+        if (value := told.get(name, "")).isdecimal():
             yield from (flag, value)
 
 
@@ -132,7 +132,7 @@ def _of_oar(words: Sequence[str]) -> Iterator[str]:
     told = _resources([listed.replace("/", ",") for listed in _values(words, "-l")])
     for flag, names in (("--nodes", ("host", "nodes", "node")), ("--gpus-per-node", ("gpu", "gpu_device"))):
         value = next((told[name] for name in names if name in told), "")
-        if value.isdigit():
+        if value.isdecimal():
             yield from (flag, value)
 
 
@@ -144,7 +144,7 @@ def _apart(word: str) -> tuple[str, ...]:
 def ranks_of_jsrun(words: Sequence[str]) -> int | None:
     """Ranks of ``jsrun -n SETS -a TASKS``: of every set of resources as many as it has tasks; None if untold."""
     sets, tasks = value_of(words, ("-n", "--nrs", "-p", "--np")), value_of(words, ("-a", "--tasks_per_rs"))
-    if not sets or not sets.isdigit() or (tasks and not tasks.isdigit()):
+    if not sets or not sets.isdecimal() or (tasks and not tasks.isdecimal()):
         return None
     return int(sets) * int(tasks or 1)
 

@@ -60,7 +60,7 @@ def _set(script: Script, words: list[str], _: str | None) -> bool:
 
 def _shift(script: Script, words: list[str], _: str | None) -> bool:
     count = words[0] if words else "1"
-    if "@" in script.variables and count.isdigit():
+    if "@" in script.variables and count.isdecimal():
         script.variables.bind(script.variables["@"][int(count) :])
     return True
 

@@ -57,7 +57,7 @@ def count_of(text: str, variables: Mapping[str, Sequence[str]], implied: Mapping
     told = next((" ".join(implied[name]) for name in OF_SLURM if implied.get(name)), "")
     if is_torch and (visible := " ".join(variables.get(VISIBLE, []))) and not UNKNOWN.search(visible):
         told = str(len(visible.split(",")))
-    if told.isdigit():
+    if told.isdecimal():
         return told
     shown = _SHOWN.get()
     if shown is None:

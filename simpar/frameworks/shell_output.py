@@ -134,7 +134,7 @@ def hosts_in(text: str) -> Iterator[str]:
             continue
         for part in inside.partition("]")[0].split(","):
             first, _, last = part.partition("-")
-            if not (first.isdigit() and (last or first).isdigit()) or int(last or first) - int(first) > MOST_WORDS:
+            if not (first.isdecimal() and (last or first).isdecimal()) or int(last or first) - int(first) > MOST_WORDS:
                 return
             yield from (f"{before}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1))
 

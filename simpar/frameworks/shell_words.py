@@ -172,7 +172,7 @@ class Variables(dict[str, list[str]]):
         if operator is None:
             if words is not None:
                 return words
-            is_beyond = (name.isdigit() and "#" in self) or (index is not None and name in self)
+            is_beyond = (name.isdecimal() and "#" in self) or (index is not None and name in self)
             return [] if is_beyond else [whole] if name in "@*#" else [whole if index else f"${{{name}}}"]
         if operator.strip(":") not in "-=+?":
             return self._changed(words, operator, rest, whole)
@@ -264,7 +264,7 @@ class Variables(dict[str, list[str]]):
 
 def is_argument(name: str) -> bool:
     """Whether a name is one of a function's arguments."""
-    return name.isdigit() or name in "@*#"
+    return name.isdecimal() or name in "@*#"
 
 
 def text_of(node: Node) -> str:

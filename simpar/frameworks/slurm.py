@@ -51,7 +51,7 @@ def parts_of(text: str) -> list[list[str]]:
 def part_named(words: Sequence[str], source: str) -> int:
     """The number of the part of a job that srun's ``words`` start a step on. Raises UserError for several parts."""
     told = value_of(words, PARTS) or "0"
-    if not told.isdigit():
+    if not told.isdecimal():
         raise UserError(f"{source}: {PARTS[0]} = {told}: a step on several parts of a job; allowed: one part")
     return int(told)
 

@@ -159,7 +159,7 @@ def _refuse_spread(command: TrainerCommand, environment: Mapping[str, str], name
     """
     visible = (environment.get("CUDA_VISIBLE_DEVICES") or "0").split(",")
     told = value_of(command.before, ("--nproc_per_node", "--nproc-per-node")) or environment["NPROC_PER_NODE"]
-    ranks = int(told) if told.isdigit() else 0 if told or command.launched_by or environment.get("NNODES") else 1
+    ranks = int(told) if told.isdecimal() else 0 if told or command.launched_by or environment.get("NNODES") else 1
     if not ranks or len(visible) < 2 * ranks or (told and "deepspeed" in command.flags):
         return
     said = f"beside NPROC_PER_NODE = {told}" if told else "without NPROC_PER_NODE"
@@ -175,10 +175,10 @@ def _world(command: TrainerCommand, environment: Mapping[str, str]) -> int | Non
         told = [value_of(command.before, names) for names in (
             ("--nnodes", "--num_machines"), ("--nproc_per_node", "--nproc-per-node"), ("--num_processes",),
         )]  # fmt: skip
-        counts = [int(each) if each and each.isdigit() else 1 if each is None else None for each in told]
+        counts = [int(each) if each and each.isdecimal() else 1 if each is None else None for each in told]
         return None if None in counts else max((counts[0] or 1) * (counts[1] or 1), counts[2] or 1)
     sizes = [environment.get(key) or "1" for key in ("NNODES", "NPROC_PER_NODE")]
-    return int(sizes[0]) * int(sizes[1]) if all(each.isdigit() for each in sizes) else None
+    return int(sizes[0]) * int(sizes[1]) if all(each.isdecimal() for each in sizes) else None
 
 
 def _plan(

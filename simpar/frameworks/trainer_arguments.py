@@ -209,7 +209,7 @@ class TrainerArguments(ConfigReader):
         key = next(each for each in keys if self.values_.get(each) is not None)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and value.isdecimal():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refused(key, "a positive integer")

@@ -13,7 +13,7 @@ OF = " of "
 
 def nodes_words(nodes: int, name: str) -> str:
     """Nodes and their profile: "2 x dgx-h100"; one part of a node needs no number of its own: "4 of dgx-h100"."""
-    is_part = nodes == 1 and name.partition(OF)[0].isdigit()
+    is_part = nodes == 1 and name.partition(OF)[0].isdecimal()
     return name if is_part else f"{nodes} x {name}"
 
 

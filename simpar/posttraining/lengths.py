@@ -81,7 +81,7 @@ def read_lengths(path: str) -> Ints:
     result = []
     for number, row in enumerate(csv.reader(text.splitlines()), 1):
         word = row[0].strip() if row else ""
-        if word.isdigit() and int(word) > 0:
+        if word.isdecimal() and int(word) > 0:
             result.append(int(word))
         elif word and not (number == 1 and not result):  # the first line may be a title
             raise UserError(f"{path}:{number}: {word!r}: allowed: a number of tokens, 1 or more")

@@ -79,7 +79,7 @@ def _of_task(data: Mapping[str, Any]) -> StartedCommand | None:
     asked = resources.get("accelerators") if isinstance(resources, Mapping) else None
     named = next(iter(asked.items() if isinstance(asked, Mapping) else [asked] if isinstance(asked, str) else []), None)
     count = named[1] if isinstance(named, tuple) else named.partition(":")[2] or 1 if isinstance(named, str) else None
-    devices = int(count) if count is not None and str(count).isdigit() else None
+    devices = int(count) if count is not None and str(count).isdecimal() else None
     variables = {
         **_plain(data.get("envs")), "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": 0,
         **({"SKYPILOT_NUM_GPUS_PER_NODE": devices} if devices else {}),
@@ -152,7 +152,7 @@ def _of_trainer(data: Mapping[str, Any]) -> StartedCommand | None:
     each = trainer.get("numProcPerNode")
     devices = _devices_of({"resources": trainer.get("resourcesPerNode")}) or None
     nodes = _count(trainer.get("numNodes")) or 1
-    per_node = each if str(each).isdigit() else devices
+    per_node = each if str(each).isdecimal() else devices
     variables = {"PET_NNODES": nodes, "PET_NODE_RANK": 0, **({"PET_NPROC_PER_NODE": per_node} if per_node else {})}
     return StartedCommand(_with(variables, shlex.join(words)), nodes, devices)
 
@@ -253,7 +253,7 @@ def _devices_of(container: Mapping[str, Any]) -> int:
     """The devices that a container may use; those of a TPU host may be shared out among its containers."""
     resources = container.get("resources") or {}
     limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return sum(int(value) for name, value in limits.items() if GPUS.fullmatch(str(name)) and str(value).isdigit())
+    return sum(int(value) for name, value in limits.items() if GPUS.fullmatch(str(name)) and str(value).isdecimal())
 
 
 def _pod_containers(node: Any) -> Iterator[list[Mapping[str, Any]]]:
@@ -297,7 +297,7 @@ def _pods_of(data: Mapping[str, Any]) -> int | None:
 
 def _count(value: Any) -> int | None:
     """A positive number."""
-    return int(value) if str(value).isdigit() and int(value) else None
+    return int(value) if str(value).isdecimal() and int(value) else None
 
 
 def _plain(values: Any) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def _chips(words: Sequence[str]) -> int | None:
     named = value_of(words, ("--device-type", "--tpu-type", "--device_type", "--tpu_type")) or ""
     slices = value_of(words, ("--num-slices", "--num_slices")) or "1"
     match = re.fullmatch(r"([\w]+)-(\d+(?:x\d+){0,2})", named)
-    if match is None or not slices.isdigit():
+    if match is None or not slices.isdecimal():
         return None
     chips = prod(map(int, match[2].split("x")))
     cores = 1 if "x" in match[2] else CORES_OF_CHIP.get(files.meant_by(match[1], "clusters") or "", 1)
@@ -353,7 +353,7 @@ def is_untold(told: Told) -> bool:
 def first_count(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
     """The first number among variables."""
     values = (environment.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdigit() and int(value)), None)
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
 
 
 def is_any_given(environment: Mapping[str, str], names: Iterable[str]) -> bool:

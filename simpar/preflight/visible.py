@@ -57,7 +57,7 @@ def _list_of(environment: Mapping[str, str], words: Sequence[str]) -> tuple[str,
 def last_visible(environment: Mapping[str, str]) -> tuple[str, int]:
     """The variable that lists devices by number, and the highest of these; ("", -1) if none does."""
     name, listed = _list_of(environment, ())
-    numbers = [int(each) for each in listed.split(",") if each.strip().isdigit()]
+    numbers = [int(each) for each in listed.split(",") if each.strip().isdecimal()]
     return (name, max(numbers)) if name in VISIBLE and numbers else ("", -1)
 
 
@@ -102,9 +102,9 @@ def _given(words: Sequence[str]) -> int | None:
     """The devices of ``docker run --gpus 2``, ``--gpus '"device=0,1"'`` or ``--device nvidia.com/gpu=0``."""
     inner = _of_container(words)
     told = _asked(words)
-    if told.isdigit():
+    if told.isdecimal():
         return int(told) or None
-    if (count := _parts(told).get("count", "")).isdigit():
+    if (count := _parts(told).get("count", "")).isdecimal():
         return int(count)
     if listed := _device_list(words):
         return _count(listed)

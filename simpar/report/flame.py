@@ -60,7 +60,7 @@ def _draw_icicle(axes: Axes, held: HeldAtPeak) -> None:
         for number, part in enumerate(parts):
             colour = lighter(MEMORY_COLOUR[category], 1 + number % 2)
             short = part.name.removeprefix("layer ")
-            words = [f"{part.name} {format_bytes(part.size_bytes)}", part.name, *([short] if short.isdigit() else [])]
+            words = [f"{part.name} {format_bytes(part.size_bytes)}", part.name, *([short] if short.isdecimal() else [])]
             _box(axes, (begin, part.size_bytes), 2, colour, words)
             begin += part.size_bytes
     clean(axes)

@@ -50,12 +50,12 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _positive(*values: str) -> bool:
-    return all(value.isdigit() and int(value) > 0 for value in values)
+    return all(value.isdecimal() and int(value) > 0 for value in values)
 
 
 def _number(path: Path) -> float | None:
     text = _text(path)
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdecimal() else None
 
 
 def _text(path: Path) -> str:

@@ -66,7 +66,7 @@ class NodeRendezvous:
         if not 0 <= self.rank < self.count:
             raise UserError(f"--node-rank {self.rank} of {self.count} nodes: allowed: 0 to {self.count - 1}")
         host, _, port = (self.rendezvous or "").rpartition(":")
-        if self.count > 1 and not (host and port.isdigit()):
+        if self.count > 1 and not (host and port.isdecimal()):
             raise UserError(
                 f"--rendezvous {self.rendezvous}: {self.count} nodes meet at a port of one; allowed: HOST:PORT"
             )

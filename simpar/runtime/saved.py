@@ -31,7 +31,7 @@ class Manifest(Strict):
 
 def list_complete(folder: Path) -> list[Path]:
     """Folders of complete checkpoints, oldest first."""
-    named = (path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+    named = (path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal())
     return sorted(path for path in named if (path / MANIFEST).is_file())
 
 

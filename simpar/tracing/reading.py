@@ -490,4 +490,4 @@ def _kind_of(node: CallNode) -> str:
 def _call(output: str) -> str:
     """The call that has an output, of whose several outputs some may be read by nobody."""
     name, _, number = output.rpartition(".")
-    return name if number.isdigit() else output
+    return name if number.isdecimal() else output

@@ -59,7 +59,7 @@ def _lists(drafts: Sequence[OperatorDraft]) -> dict[str, bool]:
     for draft in drafts:
         for path, kind in draft.owners:
             parent, _, last = path.rpartition(".")
-            if last.isdigit():
+            if last.isdecimal():
                 result.setdefault(parent, {}).setdefault(path, []).append(draft)
                 classes.setdefault(parent, set()).add(kind)
     layered = {
@@ -82,7 +82,7 @@ def _key(owners: Owners, lists: Mapping[str, bool]) -> str:
     key = ""
     for path, _ in owners:
         parent, _, last = path.rpartition(".")
-        if last.isdigit() and parent in lists and (not key or lists[parent]):
+        if last.isdecimal() and parent in lists and (not key or lists[parent]):
             key = path
     return key
 

@@ -67,7 +67,7 @@ def refusal(method: str, headers: Mapping[str, str], public: str = "") -> tuple[
     ):
         return 403, "requests of other sites are refused; allowed: the page itself"
     length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
         return 413, describe_body_limit()
     if method == "POST" and headers.get("content-type", "").split(";")[0] != "application/json":
         return 415, "content-type is refused; allowed: application/json"

@@ -120,7 +120,7 @@ def unread_of_network(row: Row) -> tuple[str, ...]:
     """Words of the column ``interconnect`` that choose nothing: no kind of network or count, and rates of nothing."""
     words = _words(without_rates(text(row, "interconnect").lower()))
     rates = unread_rates(text(row, "interconnect"))
-    return (*sorted(word for word in words - _NETWORKS if not word[0].isdigit()), *rates)
+    return (*sorted(word for word in words - _NETWORKS if not word[0].isdecimal()), *rates)
 
 
 @lru_cache(maxsize=1024)
@@ -129,7 +129,7 @@ def _by_words(device: str, network: str) -> str:
         raise Unmodelled("gpu_type not published")
     words, links = _words(device), _words(network)
     known = [(name.split(), link, profile) for name, link, profile in _PROFILES if words.issuperset(name.split())]
-    sizes = {word for word in words if word.removesuffix("gb").isdigit() and word.endswith("gb")}
+    sizes = {word for word in words if word.removesuffix("gb").isdecimal() and word.endswith("gb")}
     named = {word for name, _, _ in known for word in name}
     if not known or words - named - sizes - _OTHER_WORDS:
         raise Unmodelled(f"no profile for {device}; name one in the column hardware (simpar list hardware)")

@@ -43,6 +43,7 @@ def devices(text, **flags):
         ({}, "docker run -e HABANA_VISIBLE_DEVICES=all image", None),
         ({"APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,1"}, "apptainer exec --nv image", 2),
         ({}, "singularity exec --nv --env A=1,CUDA_VISIBLE_DEVICES=3 image", 1),
+        ({}, "docker run --gpus ² image", None),
         ({}, "docker run --gpus device=0:0 image", 1), ({"NVIDIA_VISIBLE_DEVICES": ""}, "", None),
         ({}, "docker run --device=/dev/kfd --device=/dev/dri/renderD128 --device /dev/dri/renderD129 image", 2),
     ],

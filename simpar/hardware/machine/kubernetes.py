@@ -191,7 +191,7 @@ def _memory(reading: Reading, nodes: Sequence[Node]) -> None:
 def _network(reading: Reading, nodes: Sequence[Node]) -> None:
     """Amazon's cards, nodes that share a switch, and racks that NVLink joins, by labels of the clouds."""
     cards = {_first(_capacity(node), (EFA,)) for node in nodes}
-    if len(cards) == 1 and (count := cards.pop()).isdigit() and int(count):
+    if len(cards) == 1 and (count := cards.pop()).isdecimal() and int(count):
         reading.say("scale_out.kind", "efa")
         reading.say("scale_out.nics_per_node", int(count))
     for label in LEAVES:

@@ -97,7 +97,7 @@ def _gpus(node: Mapping[str, str], reading: Reading) -> tuple[str, int] | None:
 
 def _memory(reading: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
     """Memory of the smallest node, as it is configured."""
-    sizes = Counter(int(node["RealMemory"]) for node in nodes if node.get("RealMemory", "").isdigit())
+    sizes = Counter(int(node["RealMemory"]) for node in nodes if node.get("RealMemory", "").isdecimal())
     if sizes:
         reading.say("host.memory_bytes", f"{min(sizes)} MiB")
     if len(sizes) > 1:

@@ -73,7 +73,7 @@ def _of_json(text: str, file: str) -> tuple[Table, Table]:
 
 def _one_hop(hops: Table) -> bool:
     """Whether no two devices pass others on their way."""
-    return all(cell in ("0", "1") or not cell.isdigit() for row in hops.values() for cell in row)
+    return all(cell in ("0", "1") or not cell.isdecimal() for row in hops.values() for cell in row)
 
 
 def _table(text: str, what: str, wanted: re.Pattern[str], file: str) -> Table:

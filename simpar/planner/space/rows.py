@@ -148,6 +148,6 @@ def _scalar(text: str) -> Any:
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     whole, point, rest = text.partition(".")
-    if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
+    if whole.lstrip("-").isdecimal() and (not point or rest.isdecimal()):
         return float(text) if point else int(text)
     return text
