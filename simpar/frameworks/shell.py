@@ -24,6 +24,7 @@ from simpar.frameworks.shell_calls import (
     Call,
     begins_as_script,
     call_of,
+    dropped_by_env,
     is_script_name,
     without_env,
     without_submitter,
@@ -238,9 +239,11 @@ class Script:
     def _launched(self, words: list[str], given: Sequence[Node] = ()) -> None:
         """Keep a command, or what the script does that it starts; ``given`` are variables for it alone."""
         known, exported = self.variables, set(self.exported)
-        names = names_of(given)
-        outside = {name: known.get(name) for name in names}
+        names, dropped = names_of(given), dropped_by_env(words)
+        outside = {name: known.get(name) for name in (*names, *dropped)}
         self._all(given)
+        for name in dropped:
+            known.pop(name, None)
         words, own = without_env(words)
         outside |= {name: known.get(name) for name in own if name not in outside}
         known |= {name: [value] for name, value in own.items()}

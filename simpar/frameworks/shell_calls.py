@@ -120,12 +120,27 @@ def begins_as_script(path: str) -> bool:
         return re.match(rb"#!.*sh\b", stream.readline(200)) is not None
 
 
+def _flags_of(words: Sequence[str]) -> int:
+    """The flags, and values of ``-u``, behind a program such as ``env``."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] == "-u" else 1
+    return min(at, len(words)) - 1
+
+
+def dropped_by_env(words: Sequence[str]) -> list[str]:
+    """The variables that ``env -u NAME`` keeps from the command that it starts."""
+    at = words.index("env") if "env" in words and {*words[: words.index("env")]} <= {*PLAIN} else len(words)
+    flags = words[at + 1 : at + 1 + _flags_of(words[at:])] if at < len(words) else []
+    apart = [name for flag, name in pairwise(flags) if flag == "-u"]
+    return apart + [each.partition("=")[2] for each in flags if each.startswith("--unset=")]
+
+
 def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """A command without ``env`` and what has no say in it, and the variables set, also by launchers' own flags."""
     own = dict[str, str]()
     while words and words[0] in ("env", *PLAIN):
-        flags = list(takewhile(lambda word: word.startswith("-"), words[1:])) if words[0] != "sudo" else []
-        rest = words[1 + len(flags) + flags.count("-u") :]
+        rest = words[1 + _flags_of(words) if words[0] != "sudo" else 1 :]
         is_set = words[0] in BEFORE_VARIABLES
         given = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word) is not None, rest if is_set else []))
         own |= dict(word.split("=", 1) for word in given)

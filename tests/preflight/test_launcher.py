@@ -101,6 +101,8 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"#SBATCH -N 2 --ntasks=8 --gpus-per-node=8\nsrun python {TRAIN}", 2, None, 8),
         (f"#SBATCH -N 2 --ntasks-per-node=4 --gpus-per-node=4\npython {TRAIN}", None, 1, None),
         (f"#$ -l gpu=2\ntorchrun --nproc_per_node gpu {TRAIN}", 1, 2, None),
+        (f"export CUDA_VISIBLE_DEVICES=0\nenv -u A -u CUDA_VISIBLE_DEVICES torchrun --nproc_per_node gpu {TRAIN}",
+         1, None, None),
         (f"export CUDA_VISIBLE_DEVICES=0\nunset CUDA_VISIBLE_DEVICES\ntorchrun --nproc_per_node gpu {TRAIN}",
          1, None, None),
     ],
