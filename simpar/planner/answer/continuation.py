@@ -10,7 +10,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.errors import TooManyOps
 from simpar.planner.certify.exact import MANY_OPS, SimulatedPlan
-from simpar.planner.certify.frontier import SWEPT, Frontier
+from simpar.planner.certify.frontier import EXACT, SWEPT, Frontier
 from simpar.planner.certify.speculation import SpeculativeWorkers, one_of_each
 from simpar.planner.space.portable import refusals
 from simpar.program.emission.emit import at_most
@@ -54,8 +54,9 @@ class Continuation:
         return Continuation(frontier, max(least_s, spent_s), before)
 
     def __post_init__(self) -> None:
-        self.done, self._too_large = (np.zeros(self.frontier.rows.count, dtype=bool) for _ in range(2))
+        self.done = self.frontier.level >= EXACT  # closed by the search: simulated, refused, or too full
         self.done[list(self.frontier.simulated)] = True
+        self._too_large = np.zeros(self.frontier.rows.count, dtype=bool)
         self._large = [row for row, one in self.frontier.simulated.items() if one.num_slots > MANY_OPS]
         self._open = np.zeros(0, dtype=np.int64)
         before = self.before or SpeculativeWorkers([self.frontier], Workers())

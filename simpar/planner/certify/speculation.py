@@ -21,7 +21,7 @@ from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
 from simpar.program.emission.emit import MOST_OPS, at_most
 from simpar.units import Ints
-from simpar.workers import Pool, Workers
+from simpar.workers import LOCAL, Pool, Workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -82,6 +82,8 @@ class SpeculativeWorkers:
         over = {(0, row): one for (at, row), one in self._found.items() if at == place and one.done()}
         told = {at: one for at, one in over.items() if not one.cancelled() and one.exception() is None}
         workers = replace(self.workers, patience_s=MORE_PATIENCE * self.workers.patience_s)
+        if workers.backend != LOCAL:  # what a second client of a cluster sends may be let go with that of the first
+            workers = Workers()
         return SpeculativeWorkers([frontier], workers, coming, most_ops, _found=told)
 
     def simulate(self, place: int, row: int, best: float, most_ops: int = MOST_OPS) -> SimulatedPlan:

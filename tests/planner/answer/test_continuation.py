@@ -63,3 +63,11 @@ def test_sweeps_of_a_list_count_as_what_they_take(problem_of, frontier_of):
         assert list(search.simulate_lowest(rows, same(np.inf))) == []
     assert len(reached[True]) > len(reached[False])
     assert reached[True][: len(reached[False])] == reached[False]
+
+
+def test_what_the_search_has_closed_is_not_open(frontier):
+    """A plan that the target refuses may be no runner-up, whatever its bound."""
+    rows, refused = np.arange(frontier.rows.count), int(np.argmin(frontier.bound_s))
+    frontier.close(refused)
+    search = Continuation(frontier, 5.0)
+    assert np.setdiff1d(rows, search.open(rows, same(np.inf))).tolist() == [refused]
