@@ -100,8 +100,8 @@ def _cost(search: Continuation, rows: Ints, winner: SimulatedPlan, least_s: floa
             best = min(best, (one.worth, row))
         if tried == MOST_EACH:
             break
-    left = search.open(rows, limit)
     if best[1] >= 0:
+        left = search.open(rows, lambda asked: np.full(len(asked), best[0] * (1.0 - TOLERANCE)))  # also those far off
         step_s = simulated[best[1]].step_time_s
         return {
             "plan": fill_dp(frontier.rows, best[1]).model_dump(mode="json"),
