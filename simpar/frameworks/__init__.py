@@ -37,7 +37,7 @@ from simpar.stacks.stack import Stack, load_stack
 
 OPEN = (
     "alike", "bridge_launch", "deepspeed_states", "framework", "match", "megatron_log", "named", "nanogpt_read",
-    "nearest", "open_axes", "overrides", "reader", "recipes", "rollout_side", "schedulers", "script_code",
+    "nearest", "open_axes", "overrides", "own_loops", "reader", "recipes", "rollout_side", "schedulers", "script_code",
     "script_environment", "shell", "shell_calls", "shell_devices", "shell_gaps", "shell_output", "shell_shared",
     "shell_untold", "shell_words", "slurm", "source", "subject", "target", "unread", "words",
 )  # fmt: skip

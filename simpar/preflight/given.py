@@ -19,6 +19,7 @@ from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged_by_tyro, text_beside, with_texts
+from simpar.frameworks.own_loops import loop_in
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.script_code import code_of_notebook, has_trainer, shell_of_notebook
@@ -233,8 +234,11 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if chosen is None:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
         script = next((word for word in launch.words if word.endswith(".py")), None)
-        if script and (other := _unread_script(script, source)):
+        beside = None if script is None else text_beside(script, source)
+        if beside is not None and (other := unread_text(beside[1])):
             raise _refusal(source, f"{script} is a file of {other}, which is not read")
+        if beside is not None and (loop := loop_in(beside[1])):
+            raise UserError(f"{source}: {script}: {loop}")
         absent = (file for file in files_of_script(launch.words) if not _is_here(file, source))
         if script and (file := next(absent, None)):
             raise UserError(
@@ -268,12 +272,6 @@ def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, befor
 
 def _is_here(file: str, source: str) -> bool:
     return UNKNOWN.search(file) is not None or files.look_beside(file, source) is not None
-
-
-def _unread_script(script: str, source: str) -> str | None:
-    """The front end that a script in Python belongs to, by what it imports; None if it is not here or of none."""
-    beside = text_beside(script, source)
-    return None if beside is None else unread_text(beside[1])
 
 
 def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
@@ -450,6 +448,8 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             return "nanogpt"
         if ":" not in PurePath(source).name and has_trainer(text):
             return "script"
+        if ":" not in PurePath(source).name and (loop := loop_in(text)) is not None:
+            raise UserError(f"{source}: {loop}")
         if ":" not in PurePath(source).name and OF_LOOPS.search(text) and not re.search(r"megatron|nemo", text):
             raise _refusal(source, "no recipe, and no trainer of those that are read is called in its code", text)
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
