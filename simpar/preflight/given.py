@@ -284,6 +284,10 @@ def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
             f"allowed: at most {started.devices} ranks, or more devices"
         )
     launch = replace(launch, gaps={**launch.gaps, **dict.fromkeys(started.slices, SLICE)})
+    if result.found.sized.several:  # the script's own number of processes, on whichever of the nodes
+        if result.found.plan.world_size:
+            return replace(result, text=replace(result.text, syntax=None), launch=launch)
+        launch = replace(launch, is_single=False)
     if launch.is_single and started.nodes and started.nodes > 1:
         return _of_ranks(replace(result, launch=launch), started.nodes, source)
     told = launch.ranks is not None or (launch.is_single and not (launch.nodes or launch.per_node))

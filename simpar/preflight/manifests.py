@@ -22,6 +22,7 @@ OF_MOSAIC, PARAMETERS = 8, "/mnt/config/parameters.yaml"
 """Devices of a node of MosaicML, and where a run finds its parameters."""
 ALONE = ("Pod", "Job", "Deployment", "StatefulSet", "ReplicaSet", "JobSet")
 """Kinds that have one pod unless they say how many."""
+_LAUNCHES = re.compile(r"\b(torchrun|accelerate\s+launch|deepspeed\s|torch\.distributed\.(run|launch)|horovodrun)\b")
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command|services)[\"']?\s*:|^\{")
 """Keys of which a file of a cluster has one, at the left or in a mapping of one line."""
 
@@ -194,7 +195,8 @@ def _of_azure(data: Mapping[str, Any]) -> StartedCommand | None:
         return None
     resources = data.get("resources")
     nodes = _count(resources.get("instance_count")) or 1 if isinstance(resources, Mapping) else 1
-    each = _count(asked.get("process_count_per_instance")) if isinstance(asked, Mapping) else None
+    launches = _LAUNCHES.search(command) is not None  # one of its processes starts the ranks
+    each = _count(asked.get("process_count_per_instance")) if isinstance(asked, Mapping) and not launches else None
     launcher = f"torchrun --nnodes {nodes} --nproc_per_node {each} " if each else ""
     text = command.replace("python ", launcher, 1) if launcher else command
     return StartedCommand(_with(_plain(data.get("environment_variables")), text), nodes, each)

@@ -375,3 +375,43 @@ def test_slices_and_ranks_without_a_device_of_a_pod(tmp_path):
     path.write_text(POD.replace("accelerate launch", "torchrun --nproc_per_node 8"))
     with pytest.raises(UserError, match=r"pod.yaml: starts 8 ranks of a node, for which it asks 4 devices; allowed"):
         given_words([str(path)])
+
+
+def test_launchers_that_one_process_of_an_instance_starts(tmp_path):
+    """Azure's count of processes is then none of devices; without a launcher it is that of ranks."""
+    words = "train.py --model_name_or_path gpt2 --per_device_train_batch_size 1 --max_length 512 --bf16 --output_dir o"
+    for start, processes in (("torchrun --nproc_per_node 4 --nnodes 2", 1), ("python", 4),
+                             ("python -m torch.distributed.run --nproc_per_node 4 --nnodes 2", 1)):  # fmt: skip
+        job = {
+            "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
+            "command": f"{start} {words}", "environment": "azureml:x@latest", "resources": {"instance_count": 2},
+            "distribution": {"type": "pytorch", "process_count_per_instance": processes},
+        }  # fmt: skip
+        path = tmp_path / "job.yml"
+        path.write_text(yaml.safe_dump(job))
+        cluster = check(str(path), hardware="dgx-h100").result.setup.cluster
+        assert (cluster["nodes"], cluster["devices"]) == (2, 8)
+
+
+@pytest.mark.parametrize(("workers", "devices"), [("16", 16), ("4", 4), ("count()", 16)])
+def test_a_job_of_ray_whose_script_says_its_workers(workers, devices, tmp_path, monkeypatch):
+    """Not one rank of each pod; those of all nodes where only running tells."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\n"
+        "def train():\n"
+        "    args = SFTConfig(output_dir='o', per_device_train_batch_size=1, max_length=512, packing=True)\n"
+        "    SFTTrainer(model='Qwen/Qwen2.5-0.5B', args=args).train()\n"
+        f"TorchTrainer(train, scaling_config=ScalingConfig(num_workers={workers}, use_gpu=True)).fit()\n"
+    )
+    worker = {"containers": [{"name": "w", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}
+    groups = {
+        "headGroupSpec": {"template": {"spec": {"containers": [{"name": "h"}]}}},
+        "workerGroupSpecs": [{"replicas": 2, "template": {"spec": worker}}],
+    }
+    job = {"apiVersion": "ray.io/v1", "kind": "RayJob",
+           "spec": {"entrypoint": "python train.py", "rayClusterSpec": groups}}  # fmt: skip
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    setup = check(str(path), hardware="dgx-h100").result.setup
+    assert (setup.cluster["devices"], setup.training["global_batch"]) == (devices, devices)
