@@ -177,7 +177,7 @@ def _is_plain(cell: Any) -> bool:
 
 def _broken(title: str, cells: Sequence[str]) -> str:
     """A title broken into lines as long as its longest cell or word."""
-    return "\n".join(wrap(title, max(map(len, (*cells, *title.split())), default=1)))
+    return "\n".join(wrap(title, max([1, *map(len, (*cells, *title.split()))])))
 
 
 def _widths(titles: Iterable[str], rows: Sequence[Sequence[str]]) -> list[int]:

@@ -116,6 +116,7 @@ CASES = {
         "gather_dtype": [{"gather_dtype": "fp32"}],
         "master_weights": [{"master_weights": False}],
         "optimizer": [{"optimizer": "sgd"}, {"optimizer": "muon"}],
+        "master_dtype": [{"master_dtype": "remainder"}, {"master_dtype": "fp16"}],
         "moment_dtype": [{"moment_dtype": "bf16"}],
     },
 }
