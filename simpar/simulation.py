@@ -10,7 +10,7 @@ from simpar.architectures.documents import with_documents
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import MOST_TOKENS, Training
 from simpar.architectures.tuning import TUNED, WIDENED, add_adapters
-from simpar.calls import refuses_unknown_keywords
+from simpar.calls import collects_later, refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine
 from simpar.errors import UserError
@@ -43,6 +43,7 @@ CONVENTIONS = ("full", "causal")
 
 
 @refuses_unknown_keywords
+@collects_later
 def simulate(
     model: ModelGraph | str | Path,
     cluster: Cluster | str | Path,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 
 import pytest
 
 import simpar
+from simpar.calls import collects_later
+from simpar.errors import UserError
 
 SHAPE = ("gpt2", simpar.Cluster("dgx-h100"), simpar.Plan(micro_batch=8))
 TRAINING = simpar.Training(seq_len=1024, global_batch=64)
@@ -42,3 +45,36 @@ def test_signatures_are_those_written() -> None:
     assert list(parameters)[:4] == ["model", "cluster", "plan", "training"]
     assert parameters["engine"].default == "auto"
     assert "engine" in simpar.simulate.__doc__
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_is_as_it_was(is_on: bool) -> None:
+    """Off while the function runs, and behind it as before, also where that raises."""
+
+    @collects_later
+    def told(*, fails: bool) -> bool:
+        if fails:
+            raise UserError("no")
+        return gc.isenabled()
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_on else gc.disable)()
+        assert told(fails=False) is False
+        assert gc.isenabled() is is_on
+        with pytest.raises(UserError):
+            told(fails=True)
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_layouts_do_not_pile_up() -> None:
+    """What one simulation leaves in cycles is collected before many more have run."""
+    plan = {"zero": 1, "micro_batch": 8}
+    counts = list[int]()
+    for _ in range(12):
+        simpar.simulate("gpt2", "dgx-h100", plan, TRAINING)
+        counts.append(len(gc.get_objects()))
+    gc.collect()
+    assert max(counts[6:]) < 1.5 * max(counts[:6])
