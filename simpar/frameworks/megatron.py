@@ -34,6 +34,7 @@ from simpar.frameworks.megatron_execution import (
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
+from simpar.plan.choices.numerics import NARROW_MASTERS
 from simpar.units import DTYPE_BYTES
 
 FLAG = None
@@ -41,7 +42,7 @@ ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd"}
-DELAYED, NARROW = "delayed", ("fp16", "remainder")
+DELAYED = "delayed"
 FP8_RECIPES = {"fp8": ("hybrid", DELAYED), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
 NUMERICS = TargetNumerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
@@ -63,9 +64,9 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def _masters(s: Subject) -> Iterator[Loss]:
-    """Where Megatron-Core keeps master weights itself, in fp32 (:func:`megatron_read._masters` says when)."""
+    """Where Megatron-Core keeps master weights itself, in fp32 (``megatron_numerics`` says when)."""
     kept, recipe = s.plan.numerics.master_dtype, FP8_RECIPES.get(s.plan.numerics.precision, ("", DELAYED))[1]
-    if kept in NARROW and s.plan.data_parallel.zero != 1:
+    if kept in NARROW_MASTERS and s.plan.data_parallel.zero != 1:
         yield Loss("master_dtype", kept, "the optimizer that keeps them so is a distributed one: zero 1")
     elif kept == "remainder" and (recipe != DELAYED or weight_options(s)):
         yield Loss("master_dtype", kept, f"beside these parameters of {s.plan.numerics.precision} they are in fp32")
@@ -353,7 +354,7 @@ def _numerics(s: Subject) -> Options:
     if numerics.precision != "fp32" and not (low and numerics.precision == "fp16"):  # which is low by itself
         result["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
     result["--optimizer"] = OPTIMIZERS[numerics.optimizer]
-    if numerics.master_dtype in NARROW:
+    if numerics.master_dtype in NARROW_MASTERS:
         result["--use-precision-aware-optimizer"] = FLAG
     if numerics.master_dtype == "fp16":
         result["--main-params-dtype"] = "fp16"

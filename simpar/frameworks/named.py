@@ -10,6 +10,11 @@ NAMES_OTHERS = (
     "--qos", "--namespace", "-S", "-dmS",
 )  # fmt: skip
 """Flags before a command whose value is the name of a module, an environment, a package, a queue or an image."""
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+STARTERS = (
+    "torchrun", "deepspeed", "accelerate", "srun", "mpirun", "llamafactory-cli", "trl", "axolotl", "tune", "swift",
+)  # fmt: skip
+"""Programs that start training."""
 RUNTIMES = ("docker", "podman", "nerdctl", "nvidia-docker")
 """Programs that start a container."""
 HUB = ("hf", "jobs")

@@ -19,7 +19,16 @@ from simpar.frameworks.script_branches import CONDITION, branches_of
 from simpar.frameworks.script_parser import flags_parsed, parameters_parsed, parsed_arguments
 from simpar.frameworks.script_starts import Starts, starts_of
 from simpar.frameworks.script_statements import Statements, decides, statements_of, trained_at
-from simpar.frameworks.script_values import OF_DEVICE, ScriptNames, Untold, known_of, name_of, truth_of, value_of
+from simpar.frameworks.script_values import (
+    OF_DEVICE,
+    ScriptNames,
+    Untold,
+    calls_in,
+    known_of,
+    name_of,
+    truth_of,
+    value_of,
+)
 
 ARGUMENTS = ("SFTConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
 """Classes whose keywords are the Trainer's arguments."""
@@ -157,7 +166,7 @@ def arguments_of_code(text: str, name: str, flags: Mapping[str, Any] | None = No
     try:
         tree, known, untold = _running(tree, flags or {})
         reader = _Reader()
-        for call in sorted(_calls(tree), key=lambda node: (node.lineno, node.col_offset)):
+        for call in sorted(calls_in(tree), key=lambda node: (node.lineno, node.col_offset)):
             reader.take(call, known)
         adapts = "LoraConfig" in reader.classes or reader.of_unsloth
         does = statements_of(tree, (*ARGUMENTS, "LoraConfig"), adapts=adapts)
@@ -178,7 +187,7 @@ def _running(tree: ast.Module, flags: Mapping[str, Any]) -> tuple[ast.Module, Sc
     given = parameters_parsed(tree, flags)
 
     def matters(node: ast.AST) -> bool:
-        own = [each for each in _calls(node) if each.lineno <= ends]
+        own = [each for each in calls_in(node) if each.lineno <= ends]
         return any(_says(each) for each in own) or decides(node)
 
     known, untold = known_of(tree, parsed, given), ""
@@ -266,7 +275,3 @@ class _Reader:
             self.values[key] = value
         else:
             self.emptied.add(key)
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from simpar.frameworks.script_statements import trained_at
+from simpar.frameworks.script_values import ScriptNames, truth_of, value_of
 
 _PUTS = ("putenv", "setenv")
 
@@ -24,24 +25,22 @@ def variables_of_code(text: str, given: Mapping[str, str]) -> dict[str, str]:
     for name, value, is_default in _set_in(tree.body):
         if name.lineno > ends:
             continue
-        key, said = _constant(name), _constant(value)
+        key, said = _told(name), _told(value)
         if key is not None and said is not None and not (is_default and (key in given or key in result)):
             result[key] = said
     return result
 
 
-def _constant(node: ast.expr) -> str | None:
-    """The text of a constant, also within ``str(...)``; None for all else."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and len(node.args) == 1:
-        node = node.args[0]
-    is_told = isinstance(node, ast.Constant) and isinstance(node.value, str | int) and not isinstance(node.value, bool)
-    return str(node.value) if is_told and isinstance(node, ast.Constant) else None
+def _told(node: ast.expr) -> str | None:
+    """The text of a value that the code writes out; None for all else."""
+    value = value_of(node, ScriptNames())
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _set_in(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
     """(Name, value, whether a value that is there stays) of variables that statements set, one after the other."""
     for one in body:
-        if isinstance(one, ast.If) and not _is_main(one.test):
+        if isinstance(one, ast.If) and not truth_of(one.test, ScriptNames()):
             continue
         if isinstance(one, ast.Assign):
             named = (each for each in one.targets if isinstance(each, ast.Subscript) and _is_environ(each.value))
@@ -55,10 +54,6 @@ def _set_in(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
 def _is_environ(node: ast.expr) -> bool:
     """Whether an expression is ``os.environ`` or ``environ``."""
     return ast.unparse(node) in ("os.environ", "environ")
-
-
-def _is_main(test: ast.expr) -> bool:
-    return ast.unparse(test) == "__name__ == '__main__'"
 
 
 def _set_by_call(call: ast.Call) -> Iterator[tuple[ast.expr, ast.expr, bool]]:

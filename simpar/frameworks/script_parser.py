@@ -1,10 +1,10 @@
 """Arguments of a script's own command line: what ``argparse`` and ``fire`` give it, by flags or by default."""
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from simpar.frameworks.script_values import name_of, parameters_of
+from simpar.frameworks.script_values import calls_in, name_of, parameters_of
 from simpar.frameworks.words import plain
 
 ADDS, PARSES = "add_argument", ("parse_args", "parse_known_args")
@@ -21,13 +21,13 @@ def parsed_arguments(tree: ast.AST, flags: Mapping[str, Any]) -> dict[str, dict[
     ``flags`` are those of the command by plain name. Arguments that two parsers declare unlike are left out.
     """
     declared: dict[str, ast.expr | None] = {}
-    for call in _calls(tree):
+    for call in calls_in(tree):
         if name_of(call.func) != ADDS or not (name := _destination(call)):
             continue
         value = next(filter(None, (_given(flags, option) for option in _options(call))), None) or _default(call)
         same = name not in declared or _dump(declared[name]) == _dump(value)
         declared[name] = value if same else None
-    later = {each.arg for call in _calls(tree) if name_of(call.func) == SETS for each in call.keywords}
+    later = {each.arg for call in calls_in(tree) if name_of(call.func) == SETS for each in call.keywords}
     told = {name: value for name, value in declared.items() if value is not None and name not in later}
     return dict.fromkeys(_holders(tree), told) if declared else {}
 
@@ -36,7 +36,7 @@ def parameters_parsed(tree: ast.AST, flags: Mapping[str, Any]) -> dict[str, ast.
     """Parameters of the function that fire or typer starts, by name."""
     started = {
         call.args[0].id
-        for call in _calls(tree)
+        for call in calls_in(tree)
         if name_of(call.func) in BY_FUNCTION and len(call.args) == 1 and isinstance(call.args[0], ast.Name)
     }
     result: dict[str, ast.expr] = {}
@@ -50,13 +50,9 @@ def parameters_parsed(tree: ast.AST, flags: Mapping[str, Any]) -> dict[str, ast.
 
 def flags_parsed(tree: ast.AST, asked: Collection[str]) -> dict[str, bool]:
     """Plain names of the flags that a script has, with whether their values were ``asked`` for."""
-    adding = [(call, name) for call in _calls(tree) if name_of(call.func) == ADDS and (name := _destination(call))]
+    adding = [(call, name) for call in calls_in(tree) if name_of(call.func) == ADDS and (name := _destination(call))]
     declared = {plain(option): name in asked for call, name in adding for option in _options(call)}
     return {**declared, **{plain(name): name in asked for name in parameters_parsed(tree, {})}}
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 def _given(flags: Mapping[str, Any], name: str) -> ast.expr | None:
@@ -104,7 +100,7 @@ def _holders(tree: ast.AST) -> set[str]:
         node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
-        and any(name_of(call.func) in PARSES for call in _calls(node))
+        and any(name_of(call.func) in PARSES for call in calls_in(node))
         and any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
     }
     given = ((name, value) for name, _, value in parameters_of(tree) if isinstance(value, ast.Call))

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from simpar.dataclass import dataclass
+from simpar.frameworks.script_values import calls_in, name_of
 
 SCALES = "ScalingConfig"
 """Ray Train's class of how many workers there are (``ray.train``): one, without a device, where it says nothing."""
@@ -41,11 +42,11 @@ class Starts:
 
 def starts_of(tree: ast.AST, value: Callable[[ast.expr], Any]) -> Starts:
     """What a file in Python starts; ``value`` is what an expression of it stands for."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [*calls_in(tree)]
     shared = next((each for each in calls if (_devices_of(each, value) or 1) > 1), None)
     words = {} if shared is None else {DRIVES_ALL: ast.unparse(shared)[:60]}
     for call in calls:
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        called = name_of(call.func)
         told = {each.arg: value(each.value) for each in call.keywords if each.arg}
         third = value(call.args[2]) if len(call.args) > 2 else None
         if called == SCALES:

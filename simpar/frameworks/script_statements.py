@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from simpar.dataclass import dataclass
+from simpar.frameworks.script_values import calls_in, name_of
 
 FREEZES, UPDATES, COMPILES, CLASSES, QUANTISES, WIDENS, SEVERAL = (
     "requires_grad", "the optimizer of the code", "torch.compile", "a head of classes", "quantization_config",
@@ -77,34 +78,34 @@ def statements_of(tree: ast.AST, arguments: tuple[str, ...], *, adapts: bool) ->
 
 def _made_apart(tree: ast.AST, classes: tuple[str, ...]) -> str:
     """The class of arguments that a file makes several times with values that differ; "" for none."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in classes]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and name_of(node.func) in classes]
     told: dict[str, set[tuple[str, ...]]] = {}
     for call in calls:
-        told.setdefault(_name(call.func), set()).add(tuple(sorted(ast.unparse(each) for each in call.keywords)))
+        told.setdefault(name_of(call.func), set()).add(tuple(sorted(ast.unparse(each) for each in call.keywords)))
     return next((name for name, values in told.items() if len(values) > 1), "")
 
 
 def decides(part: ast.AST) -> bool:
     """Whether a part of a file has one of the words of :data:`IN_CODE`, or makes adapters of other kinds."""
-    calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
+    calls = [*calls_in(part)]
     frozen = any(isinstance(node, ast.Assign) and _freezes(node, adapts=False) for node in ast.walk(part))
     return frozen or any(_words_of_call(each, adapts=False) or _adapters_of_call(each, adapts=False) for each in calls)
 
 
 def trained_at(tree: ast.AST) -> float:
     """The line in which a trainer trains; infinity if none says so."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "train")
+    calls = (call for call in calls_in(tree) if name_of(call.func) == "train")
     return min((call.lineno for call in calls if "trainer" in _root(call.func).lower()), default=math.inf)
 
 
 def _words_of_call(call: ast.Call, *, adapts: bool) -> list[str]:
-    called, on = _name(call.func), call.func.value if isinstance(call.func, ast.Attribute) else None
+    called, on = name_of(call.func), call.func.value if isinstance(call.func, ast.Attribute) else None
     result = []
     if called == "requires_grad_" and not (adapts and _is_off(call)):
         result.append(FREEZES)
     if called == "compile" and isinstance(on, ast.Name) and on.id == "torch":
         result.append(COMPILES)
-    if called in ("from_pretrained", "from_config") and on is not None and _OF_CLASSES.search(_name(on)):
+    if called in ("from_pretrained", "from_config") and on is not None and _OF_CLASSES.search(name_of(on)):
         result.append(CLASSES)
     if _OTHER_BITS.fullmatch(called):
         result.append(QUANTISES)
@@ -119,10 +120,10 @@ def _words_of_call(call: ast.Call, *, adapts: bool) -> list[str]:
 
 def _adapters_of_call(call: ast.Call, *, adapts: bool) -> str:
     """The name of a call that makes adapters of another kind, or of a folder, that are trained; "" for all others."""
-    called = _name(call.func)
+    called = name_of(call.func)
     if OTHER_ADAPTERS.fullmatch(called):
         return called
-    of = _name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    of = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     is_trained = any(each.arg == "is_trainable" and not _is_false(each.value) for each in call.keywords)
     return f"{of}.{called}" if called == "from_pretrained" and "Peft" in of and is_trained and not adapts else ""
 
@@ -147,7 +148,7 @@ def _set_later(tree: ast.AST, classes: tuple[str, ...]) -> dict[str, ast.expr]:
     made = {
         target.id
         for node in assigned
-        if isinstance(node.value, ast.Call) and _name(node.value.func) in classes
+        if isinstance(node.value, ast.Call) and name_of(node.value.func) in classes
         for target in node.targets
         if isinstance(target, ast.Name)
     }
@@ -164,7 +165,7 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 
 def _is_dtype(node: ast.expr) -> bool:
-    return _name(node) in ("float16", "bfloat16", "float32", "half")
+    return name_of(node) in ("float16", "bfloat16", "float32", "half")
 
 
 def _is_false(node: ast.expr) -> bool:
@@ -180,8 +181,3 @@ def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _name(node: ast.expr) -> str:
-    """The last part of a dotted name; "" for what is none."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -194,6 +194,11 @@ def _of_class(node: ast.ClassDef) -> dict[str, ast.expr]:
     return result
 
 
+def calls_in(tree: ast.AST) -> Iterator[ast.Call]:
+    """The calls anywhere in a part of a file."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
 def name_of(node: ast.expr) -> str:
     """The last part of a dotted name; "" for what is none."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -6,13 +6,13 @@ from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 from simpar.dataclass import dataclass
+from simpar.frameworks.named import SHELLS, STARTERS
 from simpar.frameworks.shell_passed import passed_variables
 from simpar.regular_files import check_is_file
 
 OF_BCPRUN = ("-c", "--cmd")
 SIZES_OF_BCPRUN = ("-n", "--nnodes", "-p", "--npernode")
 """Flags of NGC's launcher: the text for a shell; nodes, and ranks of each."""
-SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 JOBS = ("sbatch", "salloc", "qsub", "bsub")
 XPK = ("xpk", "xpk.py")
 """Submits a workload to TPUs: ``xpk workload create --command "..."`` (github.com/AI-Hypercomputer/xpk)."""
@@ -38,19 +38,6 @@ PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
 """Commands that only print their words, or a file's: what they name is not started."""
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job", ".sub")
 """Suffixes of scripts."""
-STARTERS = (
-    "torchrun",
-    "deepspeed",
-    "accelerate",
-    "srun",
-    "mpirun",
-    "llamafactory-cli",
-    "trl",
-    "axolotl",
-    "tune",
-    "swift",
-)
-"""Programs that start training."""
 OTHERS = (".py", ".json", ".yaml", ".yml", ".toml", ".sif")
 """Suffixes of files that are no scripts of a shell."""
 _PROGRAM = re.compile(r"(python[\d.]*|torchrun|deepspeed|accelerate|.*\.py)")

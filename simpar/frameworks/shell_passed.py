@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from simpar.frameworks import schedulers, slurm
-from simpar.frameworks.named import PYTHON, RUNTIMES, image_at
+from simpar.frameworks.named import PYTHON, RUNTIMES, SHELLS, STARTERS, image_at
 
 if TYPE_CHECKING:
     from simpar.frameworks.shell import Script
@@ -25,9 +25,10 @@ _SINGLE = {**dict.fromkeys(RUNTIMES, ("-e", "--env")), "enroot": ("-e", "--env")
            **dict.fromkeys(_MPI, ("-x",)), "jsrun": ("-E", "--env"), "torchx": ("--env",),
            "sky": ("--env",)}  # fmt: skip
 """Flags by program whose value is one variable: ``A=1``."""
-_APART = {**dict.fromkeys(_MPI, ("-genv", "-env", "--genv", "--env"))}
+_APART = dict.fromkeys(_MPI, ("-genv", "-env", "--genv", "--env"))
 """Flags by program behind which a variable and its value stand as two words."""
-_ENDS = ("bash", "sh", "zsh", "torchrun", "accelerate", "deepspeed")
+_SETTING = {*_LISTED, *_SINGLE, *_APART, "ray"}
+"""All programs whose flags set variables."""
 _NAME = r"[A-Za-z_]\w*"
 _HEADERS = {"PBS": "-v", "MSUB": "-v", "$": "-v", "BSUB": "-env"}
 """Flags of batch systems' lines whose value lists variables."""
@@ -41,7 +42,7 @@ def passed_variables(words: Sequence[str]) -> dict[str, str]:
     result: dict[str, str] = {}
     image = image_at(words)
     end = next((at for at, word in enumerate(words) if at and _starts_other(word)), len(words))
-    starts = [at for at, word in enumerate(words[:end]) if PurePath(word).name in {*_LISTED, *_SINGLE, *_APART, "ray"}]
+    starts = [at for at, word in enumerate(words[:end]) if PurePath(word).name in _SETTING]
     for at, after in pairwise([*starts, end]):
         name, own = PurePath(words[at]).name, list(words[at + 1 : after])
         if image is not None and at < image < after:
@@ -65,15 +66,16 @@ def set_by_job(script: Script, text: str) -> None:
 def _starts_other(word: str) -> bool:
     """Whether a word is a program whose flags are its own."""
     name = PurePath(word).name
-    return name in _ENDS or word.endswith((".py", ".sh")) or PYTHON.fullmatch(name) is not None
+    is_known = name in {*SHELLS, *STARTERS}.difference(_SETTING)
+    return is_known or word.endswith((".py", ".sh")) or PYTHON.fullmatch(name) is not None
 
 
 def _set_by(name: str, own: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What a program's own flags set."""
     yield from _listed(own, _LISTED.get(name, ()))
     for told in _values(own, _SINGLE.get(name, ())):
-        if re.match(rf"{_NAME}=", told):
-            variable, _, value = told.partition("=")
+        variable, equals, value = told.partition("=")
+        if equals and re.fullmatch(_NAME, variable):
             yield variable, value
     for flag, variable, value in zip(own, own[1:], own[2:], strict=False):
         if flag in _APART.get(name, ()) and re.fullmatch(_NAME, variable):

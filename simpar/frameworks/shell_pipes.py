@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from simpar.frameworks.shell_calls import JOBS, SHELLS, Call, without_env
+from simpar.frameworks.named import SHELLS
+from simpar.frameworks.shell_calls import JOBS, Call, without_env
 from simpar.frameworks.shell_output import printed
 from simpar.frameworks.shell_words import names_of
 

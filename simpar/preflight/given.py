@@ -227,14 +227,17 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
             if suffix not in (".yaml", ".yml"):
                 raise
             raise asked_of_config(error, files.read_yaml(text, source, finite=False), source, of_file) from None
-    launch = _with_code(launch_of(before + text, source), source)
+    launch = launch_of(before + text, source)
+    script = next((word for word in launch.words if word.endswith(".py")), None)
+    beside = None if script is None or UNKNOWN.search(script) else text_beside(script, source)
+    if beside is not None:  # it sets variables for itself
+        own = variables_of_code(beside[1], launch.environment)
+        launch = replace(launch, environment={**launch.environment, **own})
     if launch.unread and target is None:
         raise _refusal(source, f"a launch of {launch.unread}, which is not read")
     chosen = target or launch.target
     if chosen is None:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
-        script = next((word for word in launch.words if word.endswith(".py")), None)
-        beside = None if script is None else text_beside(script, source)
         if beside is not None and (other := unread_text(beside[1])):
             raise _refusal(source, f"{script} is a file of {other}, which is not read")
         if beside is not None and (loop := loop_in(beside[1])):
@@ -251,14 +254,6 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         return _of_launch(text, source, chosen, launch, before)
     except UntoldValue as error:
         raise asked_of_command(error, launch, source, chosen) from None
-
-
-def _with_code(launch: LaunchCommand, source: str) -> LaunchCommand:
-    """The launch, with variables that the script sets which it starts, if that is here."""
-    script = next((word for word in launch.words if word.endswith(".py") and not UNKNOWN.search(word)), None)
-    beside = None if script is None else text_beside(script, source)
-    own = {} if beside is None else variables_of_code(beside[1], launch.environment)
-    return replace(launch, environment={**launch.environment, **own}) if own else launch
 
 
 def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:

@@ -66,7 +66,7 @@ def sizes_of(
     is_of_tasks = target not in (None, *OF_ONE, *STARTS_ITSELF) and not load_reader(str(target)).devices.spawns
     nodes, per_node, ranks = _by_flags(told, words, is_of_tasks=is_of_tasks)
     nodes = nodes or first_count(environment, OF_NODES) or slurm.nodes_of(_batch(told))
-    if per_node is None and (ranks is None or _is_of_node(told)):
+    if per_node is None and (ranks is None or _of_a_node(told)):
         per_node = listed_devices(told) or slurm.devices_of_node(_batch(told), nodes)
     torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
     if torchrun is not None:
@@ -109,9 +109,9 @@ def without_batch(told: Told, environment: Mapping[str, str]) -> tuple[Told, dic
     return [], {**shown, **environment}
 
 
-def _is_of_node(told: Told) -> bool:
-    """Whether a launcher starts the ranks of a node, so that tasks of those around it are no ranks."""
-    return any(launcher in OF_A_NODE for launcher, _ in told)
+def _of_a_node(told: Told) -> Told:
+    """The launchers that start the ranks of a node, so that tasks of those around them are no ranks."""
+    return [each for each in told if each[0] in OF_A_NODE]
 
 
 def _by_flags(told: Told, words: Sequence[str], *, is_of_tasks: bool) -> Sizes:
@@ -119,7 +119,7 @@ def _by_flags(told: Told, words: Sequence[str], *, is_of_tasks: bool) -> Sizes:
 
     ``is_of_tasks``: what is started has one rank, unless a launcher starts more of it.
     """
-    own = [each for each in told if each[0] in OF_A_NODE]
+    own = _of_a_node(told)
     per_node, own_ranks = (_first(own, flags) for flags in (PER_NODE, RANKS))
     around: list[Flags] = [PER_NODE, RANKS]
     if own:
@@ -155,10 +155,8 @@ def _tasks(told: Told) -> int | None:
 
 def _tasks_of_node(told: Told) -> int | None:
     """The ranks of a node where tasks are ranks: those of MPI's mapping, or of Slurm, whatever devices it gives."""
-    names = [launcher for launcher, _ in told]
-    if "srun" not in names:
-        return _of_mapping(told)
-    return _of_mapping(told) or slurm.count_of(value_of(_batch(told), slurm.TASKS_OF_NODE))
+    of_slurm = slurm.count_of(value_of(_batch(told), slurm.TASKS_OF_NODE))
+    return _of_mapping(told) or (of_slurm if any(launcher == "srun" for launcher, _ in told) else None)
 
 
 def _of_torchrun(
@@ -185,7 +183,7 @@ def _of_torchrun(
 
 def _takes_visible(told: Told) -> bool:
     """Whether a launcher takes the devices that it sees, as it is told no number of its own."""
-    own = [each for each in told if each[0] in OF_A_NODE]
+    own = _of_a_node(told)
     if not own or any(_first(own, flags) for flags in (PER_NODE, RANKS)):
         return False
     return not any(value_of(words, (*INCLUDED, "--exclude")) for _, words in own)
@@ -201,7 +199,7 @@ def _check_visible(told: Told, environment: Mapping[str, str], words: Sequence[s
 
     DeepSpeed shows its ranks other devices than its own variable where it is told a number.
     """
-    starts, own = next(((launcher, inner) for launcher, inner in told if launcher in OF_A_NODE), ("", []))
+    starts, own = next(iter(_of_a_node(told)), ("", []))
     may_be_several = value_of(own, (*NODES.get(starts, ()), "--config_file", "--config-file", "--accelerate_config"))
     if per_node is None and may_be_several is None:
         per_node = _first([(starts, own)], RANKS)
@@ -248,7 +246,7 @@ def gaps_of_devices(
     told: Told, environment: Mapping[str, str], words: Sequence[str], target: str | None
 ) -> dict[str, str]:
     """What leaves the devices of a node open, or gives it fewer than ranks."""
-    own = [each for each in told if each[0] in OF_A_NODE]
+    own = _of_a_node(told)
     ranks, asked = _first(own, PER_NODE), slurm.first_told(_batch(told), slurm.DEVICES_OF_NODE)
     gaps = slices_told(told, words)
     if ranks and asked and asked < ranks:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from simpar.errors import UserError
 from simpar.frameworks.named import HUB, RUNTIMES
 from simpar.frameworks.reader import value_of
+from simpar.frameworks.shell_passed import passed_variables
 from simpar.frameworks.shell_words import UNKNOWN
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -19,7 +20,6 @@ OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "HABANA_VIS
 ALL = ("all", "")
 NONE = ("none", "void", "nodevfiles", "-1")
 """Lists of no device."""
-_VARIABLES = ("-e", "--env")
 _OF_APPTAINER = ("APPTAINERENV_", "SINGULARITYENV_")
 """What the names of variables of a container begin with outside of it."""
 _CONTAINERS = (*RUNTIMES, "apptainer", "singularity")
@@ -49,7 +49,7 @@ def _list_of(environment: Mapping[str, str], words: Sequence[str]) -> tuple[str,
     """The variable that lists devices, and its list; "" if none does. An empty list is one of CUDA's alone."""
     inner = {name.removeprefix(begin): value for begin in _OF_APPTAINER
              for name, value in environment.items() if name.startswith(begin)}  # fmt: skip
-    variables = {**_passed(words), **inner, **environment}
+    variables = {**passed_variables(words), **inner, **environment}
     told = ((name, variables[name]) for name in (*VISIBLE, *OF_OTHERS, *OF_CONTAINERS) if name in variables)
     return next(((name, listed) for name, listed in told if listed or name in VISIBLE), ("", ""))
 
@@ -135,15 +135,6 @@ def _of_machine(words: Sequence[str]) -> int | None:
     named = re.fullmatch(r"[a-z][a-z-]*\d+[a-z]*(?:-?[a-z]+)?(?:x(\d+))?", flavor or "")
     match = named or re.fullmatch(r"[\w-]+(?::(\d+))?", asked or "")
     return int(match[1] or 1) if match else None
-
-
-def _passed(words: Sequence[str]) -> dict[str, str]:
-    """Variables that a container is given: ``-e NAME=VALUE``, or Apptainer's ``--env NAME=VALUE,NAME=VALUE``."""
-    inner = _of_container(words)
-    pairs = ((inner[at + 1] if word in _VARIABLES else word.partition("=")[2])
-             for at, word in enumerate(inner[:-1]) if word.partition("=")[0] in _VARIABLES)  # fmt: skip
-    apart = (each for pair in pairs for each in re.split(r",(?=[A-Za-z_]\w*=)", pair))
-    return dict(pair.split("=", 1) for pair in apart if "=" in pair)
 
 
 def unread_list(environment: Mapping[str, str], words: Sequence[str]) -> str:
