@@ -475,10 +475,9 @@ def _others(text: str, kind: str) -> OtherNames:
     data, plain = other_names(kind), {plain_name(text), plain_name(split_count(text)[0])}
     near: dict[str, Any] = next((each for each in data.get("near", {}).get(kind, ()) if plain & {*each["names"]}), {})
     what = "a slice of a device (MIG)" if is_slice(text) else near.get("is", "")
-    usual, remedy = data.get("usual", {}).get(kind, ()), "simpar list hardware prints all"
-    return OtherNames(
-        aliases(kind), near.get("like", ()), what, usual, remedy * (kind == "clusters"), kind == "clusters"
-    )
+    usual, are_products = data.get("usual", {}).get(kind, ()), kind == "clusters"
+    remedy = "simpar list hardware prints all" if are_products else ""
+    return OtherNames(aliases(kind), near.get("like", ()), what, usual, remedy, are_products)
 
 
 @cache

@@ -49,8 +49,6 @@ class _Rows:
         return np.asarray(start + np.rint((finish - start) * self.share).astype(np.int64), dtype=np.int64)
 
 
-_Pass = tuple[TemplateNode, Ints]
-"""A node, and the ops that it became."""
 Opened = dict[tuple[int, bool], _Rows]
 """What stands for nodes, by node and whether that is condensed: classes share nodes."""
 
@@ -65,34 +63,32 @@ def memory_over_time(
     than any instant's level; then the pass that reaches it stays whole, so that the picture shows where it comes from.
     ``known`` is kept from one class of a step to the next.
     """
-    known = {} if known is None else known
-    passes = list(ops_of_nodes(lowered, class_id, attrgetter("opened")))
-    result = _over_time((lowered, timing, class_id), passes, known)
-    if result[1].sum(axis=1).max() == use.peak_bytes:
-        return result
-    return _over_time((lowered, timing, class_id), _without_peak(lowered, class_id, use, passes), known)
+    return _curve((lowered, timing, class_id), use, {} if known is None else known)
 
 
 def find_peak_ns(lowered: Lowered, timing: Timing, class_id: int, use: MemoryUse, known: Opened) -> int:
     """When the curve of :func:`memory_over_time` first reaches its highest total."""
-    passes = list(ops_of_nodes(lowered, class_id, attrgetter("opened")))
-    time, total = _over_time((lowered, timing, class_id), passes, known, in_all=True)
-    if total.max() != use.peak_bytes:
-        passes = _without_peak(lowered, class_id, use, passes)
-        time, total = _over_time((lowered, timing, class_id), passes, known, in_all=True)
+    time, total = _curve((lowered, timing, class_id), use, known, in_all=True)
     return int(time[np.argmax(total)])
 
 
-def _without_peak(lowered: Lowered, class_id: int, use: MemoryUse, passes: list[_Pass]) -> list[_Pass]:
-    """Passes without the action in which the Program's peak is."""
+def _curve(
+    of: tuple[Lowered, Timing, int], use: MemoryUse, known: Opened, *, in_all: bool = False
+) -> tuple[Ints, Ints]:
+    """As :func:`memory_over_time`, by category, or ``in_all`` of them together, int64[n]."""
+    lowered, _, class_id = of
+    passes = list(ops_of_nodes(lowered, class_id, attrgetter("opened")))
+    time, curve = _over_time(of, passes, known, in_all=in_all)
+    if (curve if in_all else curve.sum(axis=1)).max() == use.peak_bytes:
+        return time, curve
     slots = lowered.slots.of_class(class_id)
     op, action = lowered.op_of_slot[slots], lowered.slots.action[slots]
     whole = op[action == action[np.flatnonzero(op == use.peak_op)[0]]]
-    return [(node, ops[~np.isin(ops, whole)]) for node, ops in passes]
+    return _over_time(of, [(node, ops[~np.isin(ops, whole)]) for node, ops in passes], known, in_all=in_all)
 
 
 def _over_time(
-    of: tuple[Lowered, Timing, int], passes: Sequence[_Pass], known: Opened, *, in_all: bool = False
+    of: tuple[Lowered, Timing, int], passes: Sequence[tuple[TemplateNode, Ints]], known: Opened, *, in_all: bool
 ) -> tuple[Ints, Ints]:
     """The curve of a class with some ops opened: by category, or in all categories together, int64[n]."""
     lowered, timing, class_id = of

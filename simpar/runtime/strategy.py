@@ -30,6 +30,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.plan.choices import CHOICES
+from simpar.plan.choices.numerics import NARROW_MASTERS
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import HALF_SCHEDULES
@@ -188,7 +189,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(IN_TORCH)} with fp32 moments{'' if narrow else '; with parameter_dtype = bf16 also bf16 ones'}"
         )
-    if numerics.master_dtype not in (None, "fp32"):
+    if numerics.master_dtype in NARROW_MASTERS:
         raise UserError(
             f"plan.master_dtype = {numerics.master_dtype}: torch's optimizers update fp32; allowed in a real run: fp32"
         )

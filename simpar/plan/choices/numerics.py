@@ -37,6 +37,8 @@ Optimizer = Annotated[str, AfterValidator(known_optimizer), WithJsonSchema({"typ
 
 MasterDtype = Literal["fp32", "fp16", "remainder"]
 """How master weights are kept."""
+NARROW_MASTERS = ("fp16", "remainder")
+"""Those of 16 bits."""
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
 """Optimizers whose states have a bit width of their own."""
 
@@ -96,7 +98,7 @@ class DecidedNumerics:
     @property
     def has_narrow_masters(self) -> bool:
         """Whether a master weight is kept in 16 bits."""
-        return self.master_dtype not in (None, "fp32")
+        return self.master_dtype in NARROW_MASTERS
 
 
 def by_stack(stack: Stack, *, precision: str, optimizer: str) -> dict[str, Any]:
@@ -113,14 +115,13 @@ def master_refusals(numerics: DecidedNumerics, *, on_host: bool) -> Refusals:
     """Narrow master weights are those of a fused Adam on the device, beside parameters of 16 bits."""
     if not numerics.has_narrow_masters:
         return
-    kept = numerics.master_dtype
-    what = f"plan.master_dtype = {kept}"
+    what = f"plan.master_dtype = {numerics.master_dtype}"
     yield (
         not numerics.master_weights or not numerics.products.is_mixed,
         fixed_reason(f"{what}: there are no master weights; allowed: with master_weights true, and precision not fp32"),
     )
     yield (
-        kept == "remainder" and numerics.precision == "fp16",
+        numerics.master_dtype == "remainder" and numerics.precision == "fp16",
         fixed_reason(f"{what}: the high 16 bits of a master weight are bf16, not fp16; allowed: fp32, fp16"),
     )
     yield (
