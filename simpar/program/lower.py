@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
@@ -52,6 +54,15 @@ class Lowered:
     def of_slots(self, of_ops: NDArray[Any]) -> NDArray[Any]:
         """A column over ops for every slot; the same one where every slot became an op of its own."""
         return of_ops if len(of_ops) == len(self.op_of_slot) else of_ops[self.op_of_slot]
+
+    def of_ops(self, of_slots: NDArray[Any]) -> NDArray[Any]:
+        """A column over slots for every op, of the first one of its slots; ops are numbered by their first slots."""
+        return of_slots if len(of_slots) == len(self.program) else np.delete(of_slots, self._later_slots)
+
+    @cached_property
+    def _later_slots(self) -> Ints:
+        """The slots whose ops have an earlier one."""
+        return 1 + np.flatnonzero(self.op_of_slot[1:] <= np.maximum.accumulate(self.op_of_slot)[:-1])
 
     def with_colours(self, colours: Ints) -> Lowered:
         """The step lowered again, where only ranks of one colour, int64[world], may be alike; any number of ops."""

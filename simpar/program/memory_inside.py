@@ -130,8 +130,8 @@ def ops_of_nodes(
     lengths = [len(each.nodes) for each in actions.templates]
     starts = np.cumsum([0, *lengths])
     each = starts[template] + node  # nodes numbered through all templates
-    order = np.argsort(each, kind="stable")
-    ends = np.searchsorted(each[order], np.arange(starts[-1] + 1))
+    order = np.argsort(each.astype(np.min_scalar_type(starts[-1])), kind="stable")  # 16-bit integers: by radix
+    ends = np.append(0, np.cumsum(np.bincount(each, minlength=starts[-1])))
     for first, one in zip(starts.tolist(), actions.templates, strict=False):
         for at, which in wanted(one):
             mine = order[ends[first + at] : ends[first + at + 1]]

@@ -122,7 +122,7 @@ class Accounts:
         What slow or unequal ranks add to the window is subtracted, so that it is the window of equal ranks.
         """
         bubble = self.causes_ns[:, CAUSES.index("bubble")]
-        alike = self.window_ns - self.idle.waits_ns(len(bubble))[:, [SLOW, UNEQUAL]].sum(axis=1)
+        alike = self.window_ns - self.idle.waits_ns[:, [SLOW, UNEQUAL]].sum(axis=1)
         share = bubble / np.maximum(np.maximum(alike, bubble), 1)
         return float(np.average(share, weights=multiplicity))
 
@@ -184,7 +184,7 @@ def account(
     gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess, last) for class_id, (each, last) in columns])
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
     idle = IdleTime.of(lowered, timing, gaps, excess, Participation.of(lowered, timing), most_slow_ns)
-    causes, waits, exposed = _of_ops(facts), idle.waits_ns(num), idle.exposed_ns(num)
+    causes, waits, exposed = _of_ops(facts), idle.waits_ns, idle.exposed_ns
     for number, kind in enumerate(OWN_CAUSES):
         causes[:, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[:, number]
     causes[:, CAUSES.index("bubble")] += waits[:, BUBBLE]
@@ -254,11 +254,9 @@ def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[dict[
         if groups.any():
             inside = (facts.exposed_inside_ns * groups[_INSIDE]).sum(axis=1)
             add(GROUPS, mine, weigh(node[mine], facts.duration_ns[mine], nothing, groups[sort], inside))
-    sort = sort[node]
-    if len(lowered.program) < len(facts.node):  # of several slots of an op, the first one counts
-        made = np.flatnonzero(np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1))
-        own, sort = {cause: ns[made] for cause, ns in own.items()}, sort[made]
-    return own, share[:, _FIRST_SORT:], sort
+    for cause in list(own):  # one after the other: these are the longest columns there are
+        own[cause] = lowered.of_ops(own.pop(cause))
+    return own, share[:, _FIRST_SORT:], lowered.of_ops(sort[node])
 
 
 def _sorts(facts: SlotFacts) -> NDArray[np.int8]:

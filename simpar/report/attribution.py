@@ -14,6 +14,8 @@ binding predecessors lead back through time without a hole, so every nanosecond 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,12 @@ class Gaps:
     def __len__(self) -> int:
         return len(self.begin)
 
+    @cached_property
+    def rows(self) -> tuple[slice, ...]:
+        """The gaps of every class, up to the last one that has any."""
+        ends = np.searchsorted(self.class_id, np.arange(int(self.class_id.max(initial=-1)) + 2)).tolist()
+        return tuple(slice(*both) for both in pairwise(ends))
+
     @staticmethod
     def of(class_id: int, ops: Indices, timing: Timing, excess: Excess, last: int) -> Gaps:
         """The gaps of a class between its compute ``ops``, and from them to the end of op ``last`` (-1: none)."""
@@ -53,9 +61,9 @@ class Gaps:
         end = np.append(timing.start_ns[ops], timing.finish_ns[last] if last >= 0 else 0)
         idle = np.flatnonzero(end > free)
         behind = np.append(excess.binding[ops], last)[idle]
-        past = np.zeros((len(idle), BUBBLE))
+        past, later = np.zeros((len(idle), BUBBLE)), idle > 0
         for cause, own in excess.own.items():
-            past[:, cause] = np.append(0.0, np.cumsum(own[ops]))[idle]
+            past[later, cause] = np.cumsum(own[ops])[idle[later] - 1]
         return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind, past)
 
     @staticmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -78,21 +77,28 @@ class Participation:
 
     def has(self, op: Indices, class_id: Ints) -> Flags:
         """Whether each class takes part in each op and the op is of a kind in OWN."""
-        result = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN_CAUSES))
-        if len(self._of_others):
-            key = op.astype(np.int64) * self.num_classes + class_id
-            at = np.minimum(np.searchsorted(self._of_others, key), len(self._of_others) - 1)
-            result |= self._of_others[at] == key
+        result, others = self.kind_of_op[op] < len(OWN_CAUSES), self._of_others
+        rows = np.flatnonzero(result & (self.class_of_op[op] != class_id))
+        key = op[rows].astype(np.int64) * self.num_classes + class_id[rows]
+        at = np.searchsorted(others, key)
+        result[rows] = np.append(others, -1)[at] == key
         return np.asarray(result)
 
     def under_way(self, kind: str) -> UnderWay:
         """The time during which every class takes part in an op of a kind in OWN."""
         if kind not in self._unions:
-            rows, span = np.flatnonzero(self._kind == OWN_CAUSES.index(kind)), self.timing.makespan_ns + 1
-            op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
-            times = self.timing.start_ns[op] + offset, self.timing.finish_ns[op] + offset
-            self._unions[kind] = UnderWay.of(*times, span)
+            span = self.timing.makespan_ns + 1
+            self._unions[kind] = UnderWay.of(*self._instants(kind, span), span)
         return self._unions[kind]
+
+    def _instants(self, kind: str, span: int) -> tuple[Ints, Ints]:
+        """When the pairs of a kind begin and end, on the axis of :class:`UnderWay`."""
+        rows = np.flatnonzero(self._kind == OWN_CAUSES.index(kind))
+        op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
+        start, finish = self.timing.start_ns[op], self.timing.finish_ns[op]
+        start += offset
+        finish += offset
+        return start, finish
 
     @cached_property
     def _kind(self) -> NDArray[np.int16]:
@@ -197,17 +203,20 @@ class IdleTime:
             shares[:, SLOW] += late_ns
         return IdleTime(gaps, own, waits, shares, excess, part)
 
-    def exposed_ns(self, num_classes: int) -> Ints:
+    @cached_property
+    def exposed_ns(self) -> Ints:
         """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
-        result = np.zeros((num_classes, len(OWN_CAUSES)), dtype=np.int64)
+        result = np.zeros((self.part.num_classes, len(OWN_CAUSES)), dtype=np.int64)
         at = self.gaps.class_id[self.own.gap], self.part.kind_of_op[self.own.op]
         np.add.at(result, at, self.own.length_ns)
         return result
 
-    def waits_ns(self, num_classes: int) -> Ints:
+    @cached_property
+    def waits_ns(self) -> Ints:
         """Waiting by cause, int64[num_classes, WAITS]."""
-        result = np.zeros((num_classes, len(WAITS)), dtype=np.int64)
-        np.add.at(result, self.gaps.class_id, self.shares_ns)
+        result = np.zeros((self.part.num_classes, len(WAITS)), dtype=np.int64)
+        for class_id, mine in enumerate(self.gaps.rows):
+            result[class_id] = self.shares_ns[mine].sum(axis=0)
         return result
 
     def waiting(self, class_id: int) -> list[Waiting]:
@@ -274,11 +283,10 @@ def _late_by_slow(gaps: Gaps, own_ns: Ints, surplus_ns: Floats, given_ns: Ints) 
     step began) as waiting (``given_ns``) does not explain, in this gap or a later one.
     """
     result = np.zeros(len(gaps), dtype=np.int64)
-    bounds = np.searchsorted(gaps.class_id, np.arange(int(gaps.class_id.max(initial=-1)) + 2)).tolist()
-    for low, high in pairwise(bounds):
-        rest = surplus_ns[low:high] - np.cumsum(given_ns[low:high])
+    for mine in gaps.rows:
+        rest = surplus_ns[mine] - np.cumsum(given_ns[mine])
         ahead = np.minimum.accumulate(rest[::-1])[::-1]
-        result[low:high] = split_waiting(own_ns[low:high], ahead[:, None])[:, 0]
+        result[mine] = split_waiting(own_ns[mine], ahead[:, None])[:, 0]
     return result
 
 
@@ -301,9 +309,8 @@ def _shared_by_class(gaps: Gaps, wait_ns: Ints, surplus: Floats, paid: Floats) -
     ``paid`` float64[gaps] is the excess of the rank's own exposed communication, which is not a surplus of others.
     """
     shares = np.zeros((len(gaps), BUBBLE), dtype=np.int64)
-    bounds = np.searchsorted(gaps.class_id, np.arange(int(gaps.class_id.max(initial=-1)) + 2)).tolist()
-    for low, high in pairwise(bounds):
-        mine = surplus[low:high].copy()
-        mine[:, GROUPS] -= np.cumsum(paid[low:high])
-        shares[low:high] = split_waiting(wait_ns[low:high], mine)
+    for mine in gaps.rows:
+        left = surplus[mine].copy()
+        left[:, GROUPS] -= np.cumsum(paid[mine])
+        shares[mine] = split_waiting(wait_ns[mine], left)
     return shares

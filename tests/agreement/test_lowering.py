@@ -106,6 +106,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(plan, entry, reference.run(entry.program))
 
 
+def test_columns_of_ops_and_of_slots(case: Case) -> None:
+    """A column over ops is the same after it was one over slots, and an op takes the value of its first slot."""
+    entry, ops = case.entry, np.arange(len(case.entry.program))
+    assert (entry.of_ops(entry.of_slots(ops)) == ops).all()
+    first = {op: slot for slot, op in reversed(list(enumerate(entry.op_of_slot.tolist())))}
+    assert entry.of_ops(np.arange(len(entry.op_of_slot))).tolist() == [first[op] for op in ops.tolist()]
+
+
 def test_collapsed_equals_flat(case: Case) -> None:
     """One op per block gives every action the same finish as one op per kernel, to the nanosecond."""
     short, long = case.entry, lowered(case.plan, collapse=False)
