@@ -90,6 +90,7 @@ def _read_fields(cls: Any, frozen: bool, kw_only: bool) -> None:
         above = {id(one): one for base in cls.__mro__[1:] if (one := getattr(base, "__dataclass_params__", None))}
         for one in above.values():
             one.frozen = False
+        cls.__doc__ = cls.__doc__ or cls.__name__  # else Python writes its signature there: up to 4 ms
         try:
             dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         finally:

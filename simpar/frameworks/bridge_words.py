@@ -1,6 +1,7 @@
 """Words of Megatron-Bridge's recipes that no plan has, by what they change, and those without effect beside others."""
 
 import re
+from bisect import bisect_left
 from pathlib import Path
 
 from simpar.frameworks.bridge_names import PLAIN
@@ -8,7 +9,7 @@ from simpar.frameworks.megatron_arguments import SIZES
 from simpar.frameworks.megatron_layers_said import lacks_shared_experts
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.words import ReadWords, WordTable, is_off, is_pattern, matches
+from simpar.frameworks.words import ReadWords, TableNames, WordTable, is_off
 from simpar.plan.plan import Plan
 
 SEEN = "model.vision_model"
@@ -194,14 +195,14 @@ _OWN = WordTable(
     },
 )
 _MEGATRON = MEGATRON_WORDS.under("model")
-_IDLE, _IDLE_PATTERNS = frozenset(_OWN.idle), tuple(each for each in _OWN.idle if is_pattern(each))
+_IDLE, _IN_ORDER = TableNames.of(_OWN.idle), sorted(_OWN.idle)
 
 
 def _is_idle(name: str) -> bool:
     """Whether a recipe's own words without effect hold one of Megatron-LM's: as it is, by a pattern, or below it."""
     start = name.rstrip("*")
-    is_held = name in _IDLE or any(matches(name, each) for each in _IDLE_PATTERNS)
-    return is_held or any(each.startswith(start) for each in _OWN.idle)
+    below = _IN_ORDER[bisect_left(_IN_ORDER, start) :][:1]
+    return _IDLE.first(name) is not None or any(each.startswith(start) for each in below)
 
 
 WORDS = (

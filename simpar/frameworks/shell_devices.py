@@ -10,15 +10,15 @@ from simpar.frameworks.shell_words import UNKNOWN
 
 _QUIET = r"(?:\s*2>\s*/dev/null)?"
 _LINES = r"\s*\|\s*wc\s+(?:-l|--lines)\s*"
-OF_DRIVER = re.compile(
+OF_DRIVER = (
     rf"\s*(?:nvidia-smi\s+(?:-L|--list-gpus){_QUIET}(?:{_LINES}|\s*\|\s*grep\s+-c\s+['\"]?GPU['\"]?\s*)"
     rf"|nvidia-smi\s+--query-gpu=\w+\s+--format=csv,noheader(?:,nounits)?{_QUIET}{_LINES}"
     rf"|nvidia-smi\s+--format=csv,noheader\s+--query-gpu=\w+{_QUIET}{_LINES}"
     rf"|nvidia-smi\s+--query-gpu=count\s+--format=csv,noheader{_QUIET}\s*\|\s*head\s+(?:-n\s*)?-?1\s*"
     rf"|ls\s+(?:-1\s+|-d\s+|-l\s+)?/dev/nvidia\[0-9\]\*{_QUIET}{_LINES})"
 )
-"""What the driver shows, whatever a process is told to see."""
-OF_TORCH = re.compile(
+"""What the driver shows, whatever a process is told to see; compiled where a script asks, since it takes 5 ms."""
+OF_TORCH = (
     r"\s*python3?\s+-c\s+(['\"])\s*(?:import torch|from torch import cuda)\s*;\s*"
     rf"print\(\s*(?:torch\.)?cuda\.device_count\(\)\s*\)\s*;?\s*\1{_QUIET}\s*"
 )
@@ -51,8 +51,8 @@ def count_of(text: str, variables: Mapping[str, Sequence[str]], implied: Mapping
 
     ``variables`` are those of the script, ``implied`` those that the batch system sets.
     """
-    is_torch = OF_TORCH.fullmatch(text) is not None
-    if not is_torch and OF_DRIVER.fullmatch(text) is None:
+    is_torch = re.fullmatch(OF_TORCH, text) is not None
+    if not is_torch and re.fullmatch(OF_DRIVER, text) is None:
         return None
     told = next((" ".join(implied[name]) for name in OF_SLURM if implied.get(name)), "")
     if is_torch and (visible := " ".join(variables.get(VISIBLE, []))) and not UNKNOWN.search(visible):

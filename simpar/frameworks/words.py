@@ -65,6 +65,10 @@ class WordTable:
                 unknown.append(word)
         return Account(tuple(used), tuple(idle), deciding, tuple(unknown))
 
+    def has(self, name: str) -> bool:
+        """Whether a plain name is one of the table's."""
+        return any(names.first(name) is not None for names in (self._deciding_names, self._idle_names))
+
     @cached_property
     def _deciding_names(self) -> "TableNames":
         return TableNames.of(self.deciding)
@@ -172,11 +176,6 @@ class ReadWords:
     def ignored(self) -> tuple[str, ...]:
         """The names of the words that were not used."""
         return tuple(self.unread)
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a plain name is that of a table; only patterns are compiled."""
-    return name == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
 
 
 def is_pattern(name: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from simpar.frameworks.shell_gaps import account_of_gaps
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Account, ReadWords, WordTable, is_off, matches
+from simpar.frameworks.words import Account, ReadWords, WordTable, is_off
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.network import OVER, split_network
@@ -98,11 +98,7 @@ def account_of(environment: Mapping[str, str], cluster: Cluster, *, is_alone: bo
     One that turns peer-to-peer off changes nothing between devices that have none. ``is_alone``: a trainer's script is
     started as one process, which drives all devices that it sees.
     """
-    known = {
-        name: value
-        for name, value in environment.items()
-        if any(matches(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
-    }
+    known = {name: value for name, value in environment.items() if WORDS.has(name.lower())}
     idle = () if cluster.profile.scale_up.peer_to_peer or NO_PEERS not in known else (NO_PEERS,)
     allocator = _of_allocator(environment)
     used = [name for name in READ if environment.get(name)] + [SEGMENTS] * (SEGMENTS in allocator)

@@ -23,7 +23,7 @@ from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
-from simpar.frameworks.words import ReadWords, matches
+from simpar.frameworks.words import ReadWords, TableNames
 from simpar.preflight.launchers import (
     ALIASES,
     GENERAL,
@@ -150,6 +150,7 @@ def untold_size(launch: LaunchCommand, source: str) -> str:
     return f"; {told}: allowed: {how_to_give(' '.join(asked.values()), launch.environment, source)}"
 
 
+_IDLE = TableNames.of(IDLE)
 _BROKEN = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)+[ \t]*(?=--?[A-Za-z])|\\[ \t]+\n[ \t]*(?=--?[A-Za-z])")
 """A line that goes on, to a comment or to nothing: the command ends there."""
 
@@ -213,7 +214,7 @@ def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
     spelt = {word: word.replace("_", "-") for word in words.unread}
     known |= {*slurm.DEVICES_OF_TASK, *slurm.DEVICES_OF_SOCKET, *slurm.RESOURCES, *slurm.DEVICES}
     used = tuple(word for word in spelt if spelt[word] in known)
-    idle = tuple(word for word in spelt if any(matches(spelt[word], each) for each in IDLE))
+    idle = tuple(word for word in spelt if _IDLE.first(spelt[word]) is not None)
     left = {word: value for word, value in words.unread.items() if word not in (*used, *idle)}
     return ReadWords((*words.used, *used), left), idle
 
