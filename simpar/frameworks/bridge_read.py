@@ -4,12 +4,12 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from simpar import files
-from simpar.architectures.catalogue import config_of, find_model
+from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import (
     LAUNCH_WORDS,
@@ -37,8 +37,8 @@ from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, withou
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
-from simpar.frameworks.megatron_layers_said import OF_LATENTS
-from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
+from simpar.frameworks.megatron_layers_said import OF_LATENTS, predictions_in
+from simpar.frameworks.megatron_read import FIRST, LAST, LAYOUT, plan_of
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.predictions import as_said, with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
@@ -188,7 +188,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
         values = {flag: value for flag, value in values.items() if flag not in IN_OTHER_WORDS}
     tower, stated = 0, dict(values)
     if model:
-        tower = _tower(model) if any(flag in values for flag in ENDS) else 0
+        tower = _tower(model) if any(flag in values for flag in (*ENDS, LAYOUT)) else 0
         values.setdefault("--num-layers", [str(layers_in(model) - tower)])
     else:
         values = _of_provider(values, made, hub, path)
@@ -202,9 +202,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
         note = f"No shipped model has these sizes; it is built of the recipe (model_type {built[1]['model_type']})."
         plan = imported.plan.model_copy(update={"model": None})
         imported = replace(imported, plan=plan, config=built[1], asks={}, notes=(note,))
-    if tower and (stages := imported.plan.pipeline.layers):  # it stands before the first stage's own layers
-        plan = imported.plan.with_values(layers=(stages[0] + tower, *stages[1:]))
-        imported = replace(imported, plan=plan)
+    if model and (stages := imported.plan.pipeline.layers):
+        imported = replace(imported, plan=imported.plan.with_values(layers=_with_unsaid(stages, model, tower, fields)))
     if arguments.text(LOSS_KERNEL) == "native":
         imported = replace(imported, plan=with_loss(imported.plan, arguments))
     others: dict[str, Any] = {}
@@ -266,6 +265,16 @@ def _tower(model: str) -> int:
     """Layers of a shipped model that no language model has."""
     text = config_of(model).get("text_config") or {}
     return layers_in(model) - int(text["num_hidden_layers"]) if "num_hidden_layers" in text else 0
+
+
+def _with_unsaid(stages: Sequence[int], model: str, tower: int, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers of stages with a model's ``tower``, which stands first, and the predictions that the model brings along.
+
+    A recipe that does not say how many layers predict further tokens has the model's, behind all others.
+    """
+    brought = 0 if PREDICTED in fields or sum(stages) != layers_in(model) - tower else predictions_in(load_model(model))
+    ends = [tower, *[0] * (len(stages) - 2), brought] if len(stages) > 1 else [tower + brought]
+    return tuple(size + more for size, more in zip(stages, ends, strict=True))
 
 
 def _of_provider(values: dict[str, list[str]], made: Any, hub: str, path: str) -> dict[str, list[str]]:

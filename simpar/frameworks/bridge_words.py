@@ -96,6 +96,8 @@ _OWN = WordTable(
         "model.yarn_*",
         "model.mscale*",
         "model.mtp_*",
+        "model.max_vision_cuda_graph_seq_length",  # where graphs are used, which decides
+        "ddp.fsdp_db_use_persist_buf_on_alloc_fail",  # beside two buffers, which decide
         "model.load_weights",
         "model.pipeline_dtype",
         "model.params_dtype",
@@ -184,6 +186,7 @@ _OWN = WordTable(
         "ddp.fsdp_double_buffer": "two buffers of gathered parameters: memory",
         "ddp.keep_fp8_transpose_cache*": "transposed weights in 8 bits are kept: memory",
         "model.disable_parameter_transpose_cache": "transposed weights in 8 bits are not kept: memory",
+        "model.use_transformer_engine_full_layer_spec": "layers of Transformer Engine as a whole: time",
         "model.fp8_output_proj": "the output projection in 8 bits: time",
         "model.attention_backend": "the kernel of attention: time and memory",
         "model.cuda_graph_impl": "graphs of parts that a plan does not name: time and memory",
@@ -192,7 +195,9 @@ _OWN = WordTable(
         MIXED: "adapters beside projections of Mamba's mixers, which are left out: memory and time",
         SEEN: "an encoder of images beside the language model, and its tokens: time and memory",
         "model.freeze_language_model": "layers that are not trained: time and memory",
+        "model.mamba_chunk_size": "the length of the pieces in which Mamba's scan runs: time and memory",
     },
+    off={"model.use_mamba_mem_eff_path": MEGATRON_WORDS.deciding["disable_mamba_mem_eff_path"]},
 )
 _MEGATRON = MEGATRON_WORDS.under("model")
 _IDLE, _IN_ORDER = TableNames.of(_OWN.idle), sorted(_OWN.idle)

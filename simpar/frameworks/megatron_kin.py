@@ -20,7 +20,7 @@ from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed, starts_megatron
 from simpar.frameworks.megatron_layers_said import LIMIT, further_layers
-from simpar.frameworks.megatron_read import of_arguments, plan_of
+from simpar.frameworks.megatron_read import LAYOUT, of_arguments, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
 from simpar.frameworks.overrides import text_beside
 from simpar.frameworks.reader import Reader
@@ -110,7 +110,6 @@ WITHOUT_GROUPS = ("pai_megatron_aux_loss", "sparsemixer_topk")
 """MindSpeed's own routers that pass over groups of experts (``mindspeed_llm/core/transformer/moe/router.py``)."""
 PLAIN_SPECS = ("qwen3_spec", "deepseek_spec", "bailing_spec")
 """Specs (``mindspeed_llm/tasks/models/spec``) whose layers are those that the other arguments ask for."""
-LAYOUT = "--pipeline-model-parallel-layout"
 ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     idle=("use_fused_*", "use_glm_rope", "enable_thinking",

@@ -45,6 +45,7 @@ PATTERN = "--hybrid-layer-pattern"
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+LAYOUT = "--pipeline-model-parallel-layout"
 BALANCED, KEEP_LOADS = "--moe-router-load-balancing-type", (
     "--moe-router-enable-expert-bias", "--moe-router-force-load-balancing", "--sft"
 )  # fmt: skip
@@ -243,7 +244,7 @@ def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int,
 def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
     """Layers of every stage of a layout string such as "E,t*3|(t|)*2t,m,L", prediction layers included."""
     flat = text.replace(",", "").replace(" ", "")
-    fault = UserError(f"{source}: --pipeline-model-parallel-layout = {text}: allowed: E, t, m, L, |, (...)*N")
+    fault = UserError(f"{source}: {LAYOUT} = {text}: allowed: E, t, m, L, |, (...)*N")
     if len(flat) > 10_000:
         raise fault
     for pattern in (r"\(([^()]*)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
@@ -258,7 +259,7 @@ def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
 
 def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
     """Layers of every virtual stage, including prediction layers, if a layout or a pattern spells out the stages."""
-    for flag in ("--pipeline-model-parallel-layout", PATTERN):
+    for flag in (LAYOUT, PATTERN):
         text = given.text(flag)
         if text is None or (STAGE_END not in text and flag == PATTERN):
             continue
