@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
-from simpar.architectures.catalogue import load_model
+from simpar.architectures.catalogue import config_of, load_model
 from simpar.architectures.details import Caps, Scales
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.hybrid import PREDICTION
@@ -17,6 +17,7 @@ from simpar.frameworks import megatron
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.decoder import megatron_core_losses
 from simpar.frameworks.match import models_with, sizes_of
+from simpar.frameworks.megatron_arguments import BESIDE
 from simpar.frameworks.megatron_details import detail_losses
 from simpar.frameworks.megatron_hybrid import PASS, pattern, predictions
 from simpar.frameworks.subject import Loss, Subject
@@ -59,6 +60,12 @@ HEAD_DIM = 256
 CLOSE = 0.0005
 """Relative difference of numbers that rounding made differ, as of a root that a config has in 16 bits."""
 DEFAULT_WINDOW = {"gemma2": (4095, 0), "gemma3_text": 512}
+SHARED_BESIDE = frozenset(
+    ["deepseek_v2", "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "kimi_k2",
+     "kimi_k25", "nemotron_h"]
+)  # fmt: skip
+"""Families, by the config's model_type, that run shared experts beside the exchange unless a recipe says otherwise."""
+OVERLAPPED = "model.moe_shared_expert_overlap"
 IN_OTHER_WORDS = ("--window-size", "--window-attn-skip-freq", "--rotary-base")
 """Arguments whose fields Gemma's classes have in forms of their own."""
 
@@ -228,3 +235,12 @@ def _attention(family: str, field: Callable[[str, Any], Any]) -> dict[str, Any]:
         "rope_local_base_freq": local,
         **({"rope_scaling": {"rope_type": "linear", "factor": factor}} if factor != 1 else {}),
     }
+
+
+def with_shared_beside(values: Mapping[str, list[str]], model: str, fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Arguments with the overlap of shared experts that a model's provider has, where a recipe does not say it.
+
+    Beside the exchange of another microbatch Megatron-Core has none.
+    """
+    is_on = config_of(model).get("model_type") in SHARED_BESIDE and OVERLAPPED not in fields
+    return dict(values) | ({BESIDE: []} if is_on and "--overlap-moe-expert-parallel-comm" not in values else {})

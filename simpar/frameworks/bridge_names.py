@@ -57,6 +57,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--moe-router-force-load-balancing": {"model.moe_router_force_load_balancing": True},
     "--moe-router-pre-softmax": {"model.moe_router_pre_softmax": True},
     "--moe-shared-expert-gate": {"model.moe_shared_expert_gate": True},
+    "--moe-shared-expert-overlap": {"model.moe_shared_expert_overlap": True},
     "--disable-bias-linear": {"model.add_bias_linear": False},
     "--qk-layernorm": {"model.qk_layernorm": True},
     "--moe-grouped-gemm": {"model.moe_grouped_gemm": True},

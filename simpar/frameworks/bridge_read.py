@@ -22,7 +22,7 @@ from simpar.frameworks.bridge_launch import (
     starts,
     words_of,
 )
-from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes
+from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes, with_shared_beside
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
 from simpar.frameworks.bridge_runner import (
@@ -190,6 +190,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     if model:
         tower = _tower(model) if any(flag in values for flag in (*ENDS, LAYOUT)) else 0
         values.setdefault("--num-layers", [str(layers_in(model) - tower)])
+        values = with_shared_beside(values, model, fields)
     else:
         values = _of_provider(values, made, hub, path)
     if PIPELINE in changes:

@@ -2,11 +2,9 @@
 
 import re
 from bisect import bisect_left
-from pathlib import Path
 
 from simpar.frameworks.bridge_names import PLAIN
 from simpar.frameworks.megatron_arguments import SIZES
-from simpar.frameworks.megatron_layers_said import lacks_shared_experts
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.words import ReadWords, TableNames, WordTable, is_off
@@ -37,8 +35,6 @@ def without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords
     idle += [word for word, switch in PARTS_OF.items() if word in words.unread and is_off(given.values_.get(switch))]
     if plan.tuning.lora_rank:
         idle.append("peft")
-    if plan.model and Path(plan.model).suffix == "" and lacks_shared_experts([plan.model], None):
-        idle.append("model.moe_shared_expert_overlap")
     if given.values_.get("model.pipeline_model_parallel_layout"):  # which says how many chunks a rank has
         idle.append("model.virtual_pipeline_model_parallel_size")
     if words.unread.get("ddp.outer_dp_sharding_strategy") == "no_shard":
@@ -159,7 +155,6 @@ _OWN = WordTable(
         **dict.fromkeys((PLAIN[flag] for flag in SIZES), "a size that the model does not have: memory and time"),
         "model.fine_grained_activation_offloading": "activations of named modules leave the device: memory and time",
         "model.cpu_offloading": "activations leave the device: memory and time",
-        "model.moe_shared_expert_overlap": "shared experts run beside the exchange of tokens: time",
         "model.delay_wgrad_compute": "gradients of weights are computed later: time of overlap",
         "*.overlap_param_gather_with_optimizer_step": "parameters are gathered beside the update: time",
         "model.use_transformer_engine_op_fuser": "fused operators of experts: time and memory",

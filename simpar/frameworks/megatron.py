@@ -9,6 +9,7 @@ from simpar.frameworks import placeholders, rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.decoder import megatron_core_losses, period
 from simpar.frameworks.launch import launchers, words
+from simpar.frameworks.megatron_arguments import BESIDE
 from simpar.frameworks.megatron_details import (
     detail_arguments,
     detail_losses,
@@ -135,6 +136,12 @@ def _exchange(s: Subject) -> Iterator[Loss]:
             "it runs with at most one layer that predicts": predictions(s) > 1,
         }
         yield from (Loss("ep_overlap", True, reason) for reason, holds in reasons.items() if holds)
+    if choice.shared_expert_overlap and s.graph.dims.get("shared_ffn"):
+        refused = {
+            "a dispatcher that gathers has no exchange to run it beside": s.plan.execution.dispatcher == "all_gather",
+            "shared experts that are recomputed run in turn": "shared_experts" in module_names(kind),
+        }
+        yield from (Loss("shared_expert_overlap", True, reason) for reason, holds in refused.items() if holds)
     if s.graph.is_mixture and choice.capacity_factor and choice.token_dispatch != "per_expert":
         yield Loss("token_dispatch", choice.token_dispatch, "DeepEP pads no expert to its capacity")
     if s.graph.is_mixture and mesh.expert_tensor_parallel > 1 and "mlp" in architecture(s.graph).biases:
@@ -230,6 +237,8 @@ def _experts(s: Subject, style: Architecture) -> Options:
         options["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
         options["--overlap-moe-expert-parallel-comm"] = FLAG
+    if choice.shared_expert_overlap and dims.get("shared_ffn"):
+        options[BESIDE] = FLAG
     return options if s.graph.has_mixers else options | router_arguments(s)
 
 
@@ -429,6 +438,7 @@ MEGATRON = Target(
         "master_dtype",
         "quantized_weights",
         "segments",
+        "shared_expert_overlap",
     ),
     numerics=NUMERICS,
 )

@@ -54,6 +54,7 @@ OF_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")
 MAX_LISTED = 6
 """Commands of which an error lists the values that differ."""
 YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
+BESIDE = "--moe-shared-expert-overlap"
 _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 
 

@@ -14,6 +14,7 @@ from simpar.frameworks.bridge_models import model_losses, own_fields, provider_o
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.hub import HUB, as_shipped
 from simpar.frameworks.launch import comment, launchers
+from simpar.frameworks.megatron_arguments import BESIDE
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
 
@@ -32,7 +33,7 @@ OWN_CODE = {"kimi-k2": "moonshotai/Kimi-K2-Instruct"}
 RELEASED = {**HUB, **OWN_CODE}
 OF_A_PLAN = (
     "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
-    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
+    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm", BESIDE,
     "--moe-grouped-gemm", "--moe-permute-fusion",
 )  # fmt: skip
 """Arguments about experts that belong to the plan, not to the model."""
@@ -94,10 +95,8 @@ def options(s: Subject) -> Options:
     result: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
     for flag, fields in SWITCHES.items():
         result |= fields if flag in arguments else {}
-    if "--overlap-moe-expert-parallel-comm" in arguments:
-        result["model.moe_shared_expert_overlap"] = (
-            False  # Megatron-Core has one or the other; DeepSeek-V3 uses this one
-        )
+    if s.graph.dims.get("shared_ffn"):  # providers of several families have it on
+        result["model.moe_shared_expert_overlap"] = BESIDE in arguments
     if not is_by_name(s):
         result["model.share_embeddings_and_output_weights"] = "--untie-embeddings-and-output-weights" not in arguments
     if "--swiglu" in arguments:
@@ -261,6 +260,7 @@ MEGATRON_BRIDGE = Target(
         "graphs",
         "quantized_weights",
         "segments",
+        "shared_expert_overlap",
     ),
     numerics=megatron.NUMERICS,
 )

@@ -35,7 +35,6 @@ OF_HEADS = {"--kv-channels": ("head_dim", ("head_dim",))}
 OF_SHARED, FREQUENCY, NORMED = "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--qk-layernorm"
 UNTIED = "--untie-embeddings-and-output-weights"
 PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
-BESIDE = "--moe-shared-expert-overlap"
 SAID = (*OF_EXPERTS, *OF_LATENTS, *OF_HEADS, OF_SHARED, FREQUENCY, NORMED, UNTIED)
 """All arguments that are held against the model."""
 SIZE_FIELDS = {
@@ -85,8 +84,6 @@ def mark_told(given: Arguments, models: Sequence[str], config: Mapping[str, Any]
     given.used |= {*told} & set(given.values)
     if lacks_predictions(given, models, config):
         given.used.discard(FURTHER_LAYERS)  # a word that decides
-    if lacks_shared_experts(models, config):
-        given.used |= {BESIDE} & set(given.values)
 
 
 def with_layers_said(given: Arguments, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +127,6 @@ def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[s
     if not further_layers(given) or not (models or config):
         return False
     return not predictions_in(read_config(config) if config else load_model(models[0]))
-
-
-def lacks_shared_experts(models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
-    """Whether the model is known here, and its config speaks of no shared experts."""
-    return bool(models or config) and "shared" not in str(config or config_of(models[0]))
 
 
 def with_all_said(given: Arguments, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

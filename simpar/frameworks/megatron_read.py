@@ -19,6 +19,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import (
     AXES,
+    BESIDE,
     SIZES,
     TELLING,
     Arguments,
@@ -163,6 +164,7 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     result["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
     result |= read_execution(given)
     result["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
+    result["shared_expert_overlap"] = True if given.has(BESIDE) else None
     overlap, sequence = given.switch("--tp-comm-overlap"), given.switch("--sequence-parallel")
     if (result["tp"] or 1) > 1:
         result |= {"sequence_parallel": sequence, "tensor_parallel": {"overlap": overlap}}

@@ -203,7 +203,6 @@ MEGATRON_WORDS = WordTable(
         "empty_unused_memory_level": "cached memory goes back in every step: time, and less memory kept",
         "moe_apply_probs_on_input": ROUTED,
         "moe_permute_fusion_into_hybridep": ROUTED,
-        "moe_shared_expert_overlap": "shared experts run beside the exchange: time",
         "moe_paged_stash*": ROUTED,
         "moe_expert_rank_capacity_factor": ROUTED,
         "moe_enable_routing_replay": ROUTED,

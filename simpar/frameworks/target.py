@@ -25,6 +25,7 @@ FEATURES = {
     ),
     "segments": "options say segments of layers that are recomputed from their first input; else that is lost",
     "master_dtype": "options say how master weights are kept; else that is lost",
+    "shared_expert_overlap": "options say what shared experts run beside; else that is lost",
     "defer_grad_reduce": "it is said whether gradients wait for the last microbatch; else that is lost",
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }

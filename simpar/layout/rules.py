@@ -162,6 +162,10 @@ def _experts(layout: Layout, target: Workload) -> Refusals:
             "ep = 1 with etp = tp"
         ),
     )
+    beside = fixed_reason(
+        "plan.shared_expert_overlap = true: ep_overlap has another microbatch there; allowed: one of them"
+    )
+    yield bool(layout.shared_expert_overlap and layout.ep_overlap), beside
 
 
 def _batches(batch: int, dp: Any) -> str:
@@ -467,9 +471,7 @@ def _loss(layout: Layout, target: Workload) -> Refusals:
     """Losses are worked out in pieces where there is a vocabulary."""
     yield (
         (layout.loss_chunks or 1) > 1 and not target.graph.has_vocabulary,
-        lambda: (
-            f"plan.loss_chunks = {layout.loss_chunks}: {target.graph.name} has no loss over a vocabulary; allowed: 1"
-        ),
+        lambda: f"plan.loss_chunks = {layout.loss_chunks}: {target.graph.name} has no vocabulary; allowed: 1",
     )
 
 

@@ -20,7 +20,7 @@ from tests.gate import some
 TRAINING = simpar.Training(seq_len=512, global_batch=32)
 CLUSTER = simpar.Cluster("dgx-h100", nodes=2)
 DENSE = ("gpt2-medium", {"tp": 2, "pp": 4, "zero": 1, "schedule": "zb-h1"})
-MIXTURE = ("mixtral-8x7b", {"tp": 2, "pp": 2, "zero": 1, "ep": 2, "sequence_parallel": True})
+MIXTURE = ("qwen1.5-moe-a2.7b", {"tp": 2, "pp": 2, "zero": 1, "ep": 2, "sequence_parallel": True})
 
 CASES = {
     "micro_batch": {"": [{"micro_batch": 8}]},
@@ -71,6 +71,7 @@ CASES = {
         "expert_load": [{"expert_imbalance": 0.5, "expert_load": "sampled"}],
         "ep_overlap": [{"ep_overlap": True}],
         "token_dispatch": [{"token_dispatch": "per_rank"}, {"token_dispatch": "per_node"}],
+        "shared_expert_overlap": [{"shared_expert_overlap": True}],
     },
     "memory": {
         "recompute": [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "every:2"}],

@@ -87,7 +87,7 @@ def test_scripts_of_language_models_are_not_written(name, target):
     ("seq", "plan", "words"),
     [
         (512, {}, "seq_len = 512: dit-xl-2-256 has 256 positions; allowed: as many or fewer"),
-        (256, {"loss_chunks": 4}, "plan.loss_chunks = 4: dit-xl-2-256 has no loss over a vocabulary; allowed: 1"),
+        (256, {"loss_chunks": 4}, "plan.loss_chunks = 4: dit-xl-2-256 has no vocabulary; allowed: 1"),
     ],
 )
 def test_longer_images_and_pieces_of_a_vocabulary_are_refused(seq, plan, words):

@@ -30,6 +30,20 @@ def test_predictions_that_a_model_brings_are_on_the_last_stage(said, last):
     assert plan.pipeline.layers == (11, 12, 12, last)
 
 
+@pytest.mark.parametrize(
+    ("model", "said", "overlaps"),
+    [
+        ("deepseek-ai/DeepSeek-V3", [], True), ("zai-org/GLM-4.5-Air", [], True), ("Qwen/Qwen3.5-35B-A3B", [], None),
+        ("deepseek-ai/DeepSeek-V3", ["cfg.model.moe_shared_expert_overlap = False"], None),
+        ("Qwen/Qwen3.5-35B-A3B", ["cfg.model.moe_shared_expert_overlap = True"], True),
+        ("deepseek-ai/DeepSeek-V3", ["apply_flex_dispatcher_backend(cfg.model, 'deepep')"], None),
+    ],
+)  # fmt: skip
+def test_shared_experts_run_beside_the_exchange_where_a_provider_has_it_so(model, said, overlaps):
+    """Providers of DeepSeek, GLM and Kimi have it on, that of Qwen has it off; a recipe may say otherwise."""
+    assert account(said, model)[0].experts.shared_expert_overlap == overlaps
+
+
 @pytest.mark.parametrize(("value", "decides"), [("True", False), ("False", True)])
 def test_states_of_mamba_that_are_kept_decide(value, decides):
     """Megatron-Core's kernels leave them out unless a recipe says otherwise."""

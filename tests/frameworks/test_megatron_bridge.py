@@ -160,8 +160,11 @@ def test_one_of_two_overlaps_of_experts_is_on():
     for values in MIXTURES["experts-overlapped"], MIXTURES["experts"]:
         plan = checked("deepseek-v3", **values)
         text = exported("megatron-bridge", plan)["simpar_recipe.py"]
-        assert ("moe_shared_expert_overlap = False" in text) is ("ep_overlap" in values)
+        assert "moe_shared_expert_overlap = False" in text
         assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+    plan = checked("deepseek-v3", **MIXTURES["experts"], shared_expert_overlap=True)
+    assert "moe_shared_expert_overlap = True" in exported("megatron-bridge", plan)["simpar_recipe.py"]
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
 
 
 def test_an_unreleased_gpt_oss_is_written_out(tmp_path):

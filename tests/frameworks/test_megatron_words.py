@@ -45,7 +45,6 @@ def test_every_argument_is_sorted(used):
         ("--cpu-offloading-num-layers", "host"),
         ("--no-rope-fusion", "not fused"),
         ("--disable-parameter-transpose-cache", "8-bit weights"),
-        ("--moe-shared-expert-overlap", "time"),
         ("--experimental-attention-variant", "layers of another kind"),
     ],
 )

@@ -421,8 +421,6 @@ def test_graphs_by_their_older_name(lines, graphs):
 @pytest.mark.parametrize(
     ("lines", "model", "left"),
     [
-        (["cfg.model.moe_shared_expert_overlap = True"], "Qwen/Qwen3-30B-A3B", set()),  # it has no shared experts
-        (["cfg.model.moe_shared_expert_overlap = True"], "Qwen/Qwen3.5-35B-A3B", {"model.moe_shared_expert_overlap"}),
         (["cfg.model.first_last_layers_bf16 = True"], "Qwen/Qwen3-8B", set()),
         (["cfg.model.first_last_layers_bf16 = True", "cfg.mixed_precision = bf16_with_mxfp8_mixed()"], "Qwen/Qwen3-8B",
          {"model.first_last_layers_bf16"}),
@@ -436,7 +434,7 @@ def test_graphs_by_their_older_name(lines, graphs):
     ],
 )  # fmt: skip
 def test_words_without_effect_beside_others(lines, model, left):
-    """Switches of 8 bits without them, parts of what is off, overlaps of what a model has not."""
+    """Switches of 8 bits without them, and parts of what is off."""
     assert account(lines, model)[1] == left
 
 

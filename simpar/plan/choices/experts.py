@@ -1,5 +1,6 @@
 """Choices about mixtures of experts."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,8 @@ class Experts(Section):
     ``expert_distribution`` "power_law" it is the exponent, and loads are spread as in measured routing.
     ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
     from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another (passes that run in
-    pairs, as in DualPipe, have each other for that, with or without it).
+    pairs, as in DualPipe, have each other for that, with or without it). ``shared_expert_overlap`` runs the products of
+    shared experts beside the exchange of their own microbatch.
     ``token_dispatch`` "per_expert" sends a copy of a token to each of its experts, "per_rank" one to each rank that
     holds some of them, "per_node" one to each scale-up domain that does, forwarded inside it (DeepEP, HybridEP).
     """
@@ -42,6 +44,7 @@ class Experts(Section):
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None
     token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
+    shared_expert_overlap: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class DecidedExperts:
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None
     token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
+    shared_expert_overlap: bool | None = None
 
 
 def _exchanges(rows: Columns) -> Flags:
@@ -61,7 +65,13 @@ def _exchanges(rows: Columns) -> Flags:
     return np.asarray(rows["ep"] > 1)
 
 
+def _has_company(rows: Columns) -> Flags:
+    """Rows in which an exchange has shared experts to run beside it."""
+    return np.asarray(_exchanges(rows) & bool(rows.problem.graph.dims.get("shared_ffn")))
+
+
 KEEPS_EXPERTS = Rules(("experts",), reads=("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers"))
+_KEEPS_OVERLAPS = replace(KEEPS_EXPERTS, reads=(*KEEPS_EXPERTS.reads, "ep_overlap", "shared_expert_overlap"))
 CHOICES = in_section(
     "experts",
     Choice(
@@ -89,5 +99,10 @@ CHOICES = in_section(
         is_exported=True,
         axis=OptionalAxis(make_effects(BLOCKS, AMONG), _exchanges, after="ep_overlap"),
         moves=Moves(replacements=replace_with("token_dispatch", "per_expert")),
+    ),
+    Choice(
+        "shared_expert_overlap",
+        axis=OptionalAxis(make_effects(BLOCKS), _has_company, rules=(_KEEPS_OVERLAPS,), after="token_dispatch"),
+        moves=Moves(replacements=replace_with("shared_expert_overlap", False)),
     ),
 )

@@ -13,14 +13,19 @@ the time of an exchange. Where Python sorts what arrived, it does so for tokens 
 what goes back at the combine, a piece for each sender and expert [Megatron Core, sort_chunks_by_idxs without
 ``moe_permute_fusion``], and a forward waits for it. With ``ep_overlap`` an exchange runs beside the compute of another
 microbatch: it is waited for only at the end of the block, and kernels do without the multiprocessors that it holds
-[Megatron Core's token dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
+[Megatron Core's token dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2]. With ``shared_expert_overlap`` a
+block's own shared experts run there: what leads to their activation beside the dispatch, their last product beside the
+combine, and so their gradients [Megatron Core, SharedExpertMLP].
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from simpar.architectures.graph import Operator
+from simpar.architectures.graph import Block, Operator
+from simpar.architectures.recompute import MODULES
 from simpar.cost.products import OperatorTime
 from simpar.dataclass import dataclass
+from simpar.layout.layout import Layout
 from simpar.program.blocks.phases import COMPUTE, EXPERT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.units import Numbers, scalar_truth
@@ -28,6 +33,18 @@ from simpar.units import Numbers, scalar_truth
 RANKS = "ep"
 SLICES = "etp"
 MOVES = ("dispatch", "combine")
+LAST = "shared_down"
+"""The last product of shared experts."""
+
+
+def run_beside(layout: Layout, block: Block) -> Mapping[str, tuple[str, ...]]:
+    """Operators of a block's shared experts that run beside the exchange of each of MOVES, by the name of that one."""
+    if not layout.shared_expert_overlap or not scalar_truth(layout.ep > 1):
+        return {}
+    moves = {op.kind: op.name for op in block.operators if op.kind in MOVES}
+    shared = [op.name for op in block.operators if op.name.partition(".")[0] in MODULES["shared_experts"]]
+    parts = {move: tuple(name for name in shared if name.startswith(LAST) == (move == "combine")) for move in MOVES}
+    return {moves[move]: part for move, part in parts.items() if part and move in moves}
 
 
 @dataclass(frozen=True)
@@ -37,8 +54,19 @@ class TokenExchange:
     view: RankView
     kind: str
 
-    def run(self, steps: StepList, op: Operator, time: OperatorTime, *, backward: bool) -> None:
-        """Add a dispatch or a combine; gradients of a combine travel like a dispatch, and the other way round."""
+    def run(
+        self,
+        steps: StepList,
+        op: Operator,
+        time: OperatorTime,
+        *,
+        backward: bool,
+        beside: Callable[[], None] | None = None,
+    ) -> None:
+        """Add a dispatch or a combine; gradients of a combine travel like a dispatch, and the other way round.
+
+        ``beside`` adds kernels that wait for what the exchange waits for; what follows waits for both.
+        """
         outward = (op.kind == "dispatch") != backward
         kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
@@ -49,6 +77,7 @@ class TokenExchange:
             if not backward:
                 self._count_tokens(steps)
             steps.add(kernel)
+            start = steps.frontier
             if spread and self._gathers:
                 self._among_ranks(steps, name, "all_gather")
             elif spread:
@@ -57,7 +86,9 @@ class TokenExchange:
                     self._send_scores(steps, name)
                 self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
                 self._sort_on_host(steps, 1 if backward else 2, backward=backward)
+            _run_beside(steps, start, beside)
             return
+        start = steps.frontier
         if spread:
             self._slices(steps, name, "reduce_scatter", view.routed_bytes * self._sharers)
             if self._gathers:
@@ -67,6 +98,7 @@ class TokenExchange:
                 self._between_ranks(steps, name, view.routed_bytes)
                 if backward:
                     self._send_scores(steps, name)
+        _run_beside(steps, start, beside)
         steps.add(kernel)
         if not spread:
             summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
@@ -135,3 +167,12 @@ class TokenExchange:
         """Add a collective among the ranks that share an expert, if several do."""
         if scalar_truth(self._sharers > 1):
             steps.add(BlockStep.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))
+
+
+def _run_beside(steps: StepList, start: tuple[int, ...], beside: Callable[[], None] | None) -> None:
+    """Add the kernels of ``beside`` behind ``start``; the next step waits for them and for the frontier so far."""
+    if beside is None:
+        return
+    waited, steps.frontier = steps.frontier, start
+    beside()
+    steps.frontier = (*waited, *(at for at in steps.frontier if at not in waited))

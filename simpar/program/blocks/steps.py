@@ -27,6 +27,7 @@ from simpar.units import Numbers, scalar_truth
 NOTHING = Phase(())
 Half = Literal["both", "input", "weight"]
 """What a backward walk through a block computes: all gradients, those of inputs, or those of weights."""
+_Timed = tuple[Operator, OperatorTime]
 
 
 @dataclass(frozen=True)
@@ -133,20 +134,9 @@ class BlockWalk:
     def forward(self, kind: str, times: Sequence[OperatorTime], *, part: Block | None = None) -> Phase:
         """The forward pass as ``kind`` "forward" or "recompute", of the whole block or of a part of its operators."""
         sequence, block = StepList(), part or self.view.block
-        for op, time in zip(block.operators, times, strict=True):
-            for change in self._read.get(op.name, ()):
-                self._ahead(sequence, op.name, change)
-            for use in self.view.loss_sums(op):
-                sequence.add(BlockStep.moving(f"{op.name}.sums", use))
-            sequence.in_turn |= documents.rotates_in_loop(self.view.job, op)
-            if op.kind == "attention":
-                self.view.attention(sequence, op, time, kind)
-            elif op.kind in experts.MOVES:
-                self.view.exchange(kind).run(sequence, op, time, backward=False)
-            else:
-                self.view.exchange_states(sequence, op, ahead=True)
-                sequence.add(BlockStep.kernel(op.name, kind, time.forward_s))
-                self.view.exchange_states(sequence, op, ahead=False)
+        pairs, beside = self._apart(block, times)
+        for op, time in pairs:
+            self._runs(sequence, op, time, kind, beside.get(op.name, ()))
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
@@ -159,26 +149,50 @@ class BlockWalk:
         hooks_s = hooks_s + self.view.dtensors_s(zip(block.operators, times, strict=True))
         return self._phase(sequence, block, kernels, hooks_s)
 
+    def _apart(
+        self, block: Block, times: Sequence[OperatorTime]
+    ) -> tuple[Sequence[_Timed], Mapping[str, list[_Timed]]]:
+        """Operators with their times: those that follow one another, and those that run beside the exchange of one."""
+        pairs, beside = list(zip(block.operators, times, strict=True)), experts.run_beside(self.view.job.layout, block)
+        if not beside:
+            return pairs, {}
+        named = {op.name: (op, time) for op, time in pairs}
+        moved = {name for names in beside.values() for name in names}
+        return [pair for pair in pairs if pair[0].name not in moved], {
+            move: [named[name] for name in names] for move, names in beside.items()
+        }
+
+    def _runs(
+        self, sequence: StepList, op: Operator, time: OperatorTime, kind: str, beside: Sequence[_Timed] = ()
+    ) -> None:
+        """Add an operator's forward, with those that run ``beside`` its exchange."""
+        for change in self._read.get(op.name, ()):
+            self._ahead(sequence, op.name, change)
+        for use in self.view.loss_sums(op):
+            sequence.add(BlockStep.moving(f"{op.name}.sums", use))
+        sequence.in_turn |= documents.rotates_in_loop(self.view.job, op)
+        if op.kind == "attention":
+            self.view.attention(sequence, op, time, kind)
+        elif op.kind in experts.MOVES:
+
+            def run_others() -> None:
+                for each in beside:
+                    self._runs(sequence, *each, kind)
+
+            others = run_others if beside else None
+            self.view.exchange(kind).run(sequence, op, time, backward=False, beside=others)
+        else:
+            self.view.exchange_states(sequence, op, ahead=True)
+            sequence.add(BlockStep.kernel(op.name, kind, time.forward_s))
+            self.view.exchange_states(sequence, op, ahead=False)
+
     def backward(self, selective: bool, half: Half) -> Phase:
         """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
         input_gradient, sequence, block = half != "weight", StepList(), self.view.block
         pairs = list(zip(block.operators, self.view.times, strict=True))
-        for op, time in reversed(pairs):
-            if input_gradient:
-                self._gradient_arrives(sequence, op.name)
-            if op.kind == "attention" and input_gradient:
-                if selective:
-                    self.view.attention(sequence, op, time, "recompute", alone=True)
-                self.view.attention(sequence, op, time, "input_gradient")
-            elif op.kind in experts.MOVES:
-                if input_gradient:
-                    self.view.exchange("input_gradient").run(sequence, op, time, backward=True)
-            else:
-                if input_gradient:
-                    self.view.exchange_states(sequence, op, ahead=False, backward=True)
-                self._operator(sequence, op, time, half)
-                if input_gradient:
-                    self.view.exchange_states(sequence, op, ahead=True, backward=True)
+        in_turn, beside = self._apart(block, self.view.times)
+        for op, time in reversed(in_turn):
+            self._runs_back(sequence, op, time, selective, half, beside.get(op.name, ()))
         inside = {op.name for op in block.operators}
         for tensor in self._made if input_gradient else ():
             if tensor not in inside:
@@ -191,6 +205,41 @@ class BlockWalk:
         hooks_s = share * self.view.hooks_s(sum(time.modules for time in self.view.times), 1.0)
         hooks_s = hooks_s + share * self.view.dtensors_s(pairs, backward=True)
         return self._phase(sequence, block, kernels, hooks_s)
+
+    def _runs_back(
+        self,
+        sequence: StepList,
+        op: Operator,
+        time: OperatorTime,
+        selective: bool,
+        half: Half,
+        beside: Sequence[_Timed] = (),
+    ) -> None:
+        """Add an operator's backward, with those that run ``beside`` its exchange."""
+        input_gradient = half != "weight"
+        if input_gradient:
+            self._gradient_arrives(sequence, op.name)
+        if op.kind == "attention" and input_gradient:
+            if selective:
+                self.view.attention(sequence, op, time, "recompute", alone=True)
+            self.view.attention(sequence, op, time, "input_gradient")
+        elif op.kind in experts.MOVES:
+
+            def run_others() -> None:
+                for each in reversed(beside):
+                    self._runs_back(sequence, *each, selective, half)
+
+            if input_gradient:
+                others = run_others if beside else None
+                self.view.exchange("input_gradient").run(sequence, op, time, backward=True, beside=others)
+            else:
+                run_others()
+        else:
+            if input_gradient:
+                self.view.exchange_states(sequence, op, ahead=False, backward=True)
+            self._operator(sequence, op, time, half)
+            if input_gradient:
+                self.view.exchange_states(sequence, op, ahead=True, backward=True)
 
     def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers], hooks_s: Numbers) -> Phase:
         issue_s = self.view.issue_s(block, kernels, sequence.num_collectives)

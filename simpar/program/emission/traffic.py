@@ -414,9 +414,11 @@ def streams_of(
 ) -> dict[str, frozenset[str]]:
     """Streams that carry the collectives of each kind of group; ``syncs`` are those of the plan's stages.
 
-    Collectives of a block follow one another and count as one stream, except where passes run beside each other.
+    Collectives of a block follow one another and count as one stream, except where passes run beside each other, or
+    shared experts beside the exchange of tokens.
     """
-    beside = syncs[0].job.layout.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
+    layout = syncs[0].job.layout
+    beside = layout.ep_overlap or layout.shared_expert_overlap or any(rank.overlap.any() for rank in schedule.ranks)
     ways = {hop_kind(delta): hops for delta, hops in _ways(schedule).items()}
     gathering = {each.shard_group for sync in syncs for each in sync.replicas if each.zero}
 

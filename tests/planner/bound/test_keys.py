@@ -29,6 +29,10 @@ DENSE = {
     **{name: value for name, value in MODEL.items() if "num_local" not in name and "per_tok" not in name},
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
 }  # fmt: skip
+SHARING = {
+    **DENSE, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
 VALUES = {
     "tp": (1, 2), "cp": (1, 2), "pp": (1, 2), "ep": (1, 2), "micro_batch": (1, 2), "vpp": (2, 4),
     "schedule": ("1f1b", "gpipe", "zb-h1"), "zero": (0, 1, 2, 3), "hsdp": (1, 2), "sequence_parallel": (False, True),
@@ -39,7 +43,8 @@ VALUES = {
     "reduce_dtype": ("fp32", "bf16", "fp8"), "gather_dtype": ("fp32", "fp8"),
     "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "contiguous"), "ulysses": (1, 2),
     "etp": (1, 2), "capacity_factor": (1.0, 2.0), "ep_overlap": (True, False),
-    "token_dispatch": ("per_expert", "per_rank", "per_node"), "sync": ("bsp", "local-sgd"), "sync_every": (4, 16),
+    "token_dispatch": ("per_expert", "per_rank", "per_node"), "shared_expert_overlap": (False, True),
+    "sync": ("bsp", "local-sgd"), "sync_every": (4, 16),
     "staleness": (1, 3), "servers": (1, 2), "reshard_after_forward": (True, False),
     "offload_optimizer": ("none", "cpu"), "offload_ratio": (0.5, 1.0), "offload_delayed": (False, True),
     "offload_gradients": (False, True), "offload_parameters": ("none", "cpu"), "offload_activations": (0.0, 0.5),
@@ -63,7 +68,8 @@ WITH = {
     "tp_overlap": TENSOR, "recompute": {"pp": 2}, "order": STAGES,
     "cp_method": {"cp": 4},
     "cp_balance": {"cp": 4}, "ulysses": {"cp": 4}, "etp": {**STAGES, "ep": 2}, "capacity_factor": {"ep": 2},
-    "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "dispatcher": {"ep": 2}, "sync": {"zero": 0},
+    "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "shared_expert_overlap": {"ep": 2},
+    "dispatcher": {"ep": 2}, "sync": {"zero": 0},
     "sync_every": {"zero": 0, "sync": "local-sgd"}, "staleness": {"zero": 0, "sync": "ssp"},
     "servers": {"zero": 0, "sync": "asp"}, "reshard_after_forward": {"zero": 3},
     "defer_grad_reduce": {"zero": 3},
@@ -79,7 +85,8 @@ OF_EXPERTS = ("ep", "etp", "capacity_factor", "ep_overlap", "token_dispatch", "d
 
 def rows_of(axis, stack="megatron"):
     """Rows that differ in one axis."""
-    graph = read(MODEL if axis in OF_EXPERTS else DENSE, name="small")
+    models = dict.fromkeys(OF_EXPERTS, MODEL) | {"shared_expert_overlap": SHARING}
+    graph = read(models.get(axis, DENSE), name="small")
     training = simpar.Training(seq_len=512, global_batch=32)
     fixed = {**USUAL, **WITH.get(axis, {}), axis: VALUES[axis]}
     constraints = Constraints(fixed=fixed)

@@ -73,6 +73,7 @@ UNTRIED = (
     "offload_ratio",
     "recompute_early",
     "servers",
+    "shared_expert_overlap",
     "staleness",
     "sync",
     "sync_every",

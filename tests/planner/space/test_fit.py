@@ -101,6 +101,7 @@ def test_the_rank_with_most_experts_counts():
 
 MOVING = {
     "reduce_dtype": ("fp32", "bf16"), "gather_dtype": ("bf16", "fp8"), "ep_overlap": (False, True),
+    "shared_expert_overlap": (False, True),
     "token_dispatch": ("per_expert", "per_rank"), "bucket_bytes": ("25 MB", "200 MB"), "zero": (0, 1, 3),
     "offload_optimizer": ("none", "cpu"), "offload_delayed": (False, True), "sync": ("bsp", "ssp"), "staleness": (1, 3),
     "sync_every": (4, 16), "graphs": ("none", "step"), "micro_batch": (1, 4), "tp": (1, 2),

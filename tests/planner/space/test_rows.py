@@ -38,6 +38,7 @@ VALUES = {
     "gather_dtype": ("fp8", "bf16"),
     "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "striped"), "ulysses": (1, 2), "etp": (1, 2),
     "capacity_factor": (1.0, 1.25, "none"), "ep_overlap": (True, False), "token_dispatch": ("per_expert", "per_rank"),
+    "shared_expert_overlap": (True, False),
     "sync": ("local-sgd", "bsp"), "sync_every": (4, 16), "staleness": (1, 2), "servers": (1, 2),
     "reshard_after_forward": (True, False), "offload_optimizer": ("cpu", "none"), "offload_ratio": (0.5, 1.0),
     "offload_delayed": (True, False), "offload_gradients": (True, False), "offload_parameters": ("cpu", "none"),
