@@ -9,6 +9,7 @@ from operator import add
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
 from simpar.architectures.linear_attention import FLOP_PER_STATE
 from simpar.architectures.recompute import by_share, count_modes, is_full, operators
+from simpar.architectures.tuning import TUNED
 
 SCAN_FLOP = 7.0
 """FLOP of a recurrence per token and element of state, whatever a chunked scan computes: Megatron-Core's convention
@@ -111,7 +112,7 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; "causal" counts only unmasked scores.
     """
     matmuls = matmul_flop_per_token(graph, seq_len)
-    if graph.embedding.has_no_backward:
+    if graph.embedding.has_no_backward or graph.facts.get(TUNED):
         return _tuning_flop(graph, seq_len, matmuls, convention)
     return 3.0 * (matmuls + attention_flop_per_token(graph, seq_len, convention))
 

@@ -32,6 +32,8 @@ CROSSED = {
     "q_proj": ("cross_q", -1), "k_proj": ("cross_kv", -2), "v_proj": ("cross_kv", -1), "o_proj": ("cross_o_proj", -1),
 }  # fmt: skip
 """The same for attention to what another tower makes."""
+PARTS_OF_TOWERS = {"tower": ("vision", "audio"), "connector": ("connector", "audio_connector")}
+"""Scopes of the blocks that see or hear, and of those that join them to the others."""
 MIXTURES = {"mlp_up": ("expert_up", "shared_up"), "mlp_down": ("expert_down", "shared_down")}
 """The products of a mixture that correspond to those of an MLP."""
 LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj": ("kv_down", "kv_up")}
@@ -39,15 +41,30 @@ LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj"
 
 
 def add_adapters(
-    graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, frozen_dtype: str
+    graph: ModelGraph,
+    *,
+    rank: int | None,
+    targets: tuple[str, ...],
+    frozen_layers: int,
+    frozen_dtype: str,
+    frozen_tower: bool = False,
+    frozen_connector: bool = False,
 ) -> ModelGraph:
     """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
 
-    A tower is frozen with the layers up to its connector, an encoder with those before its decoder. Raises UserError
-    for more frozen layers than there are, and for a model without any of the targets.
+    ``frozen_tower`` and ``frozen_connector`` freeze the layers that see or hear, and what joins them to the others;
+    beside adapters both are frozen anyway. An encoder is frozen with the layers before its decoder. Raises UserError
+    for more frozen layers than there are, for a tower that the model does not have, and for a model without any of the
+    targets.
     """
+    asked = {"tower": frozen_tower, "connector": frozen_connector}
+    missing = next((part for part, is_frozen in asked.items() if is_frozen and not _has_part(graph, part)), None)
+    if missing:
+        raise UserError(f"plan.frozen_{missing} = true: {graph.name} neither sees nor hears; allowed: false")
     if frozen_layers >= len(graph.layers):
         raise UserError(f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer")
+    if rank is None and (frozen_tower or frozen_connector):
+        graph = _without_parts(graph, STORED_BYTES[frozen_dtype], tower=frozen_tower, connector=frozen_connector)
     if rank is None and not frozen_layers:
         return graph
     if rank is not None and not any(adapted_layers(graph, targets)[frozen_layers:]):
@@ -68,6 +85,27 @@ def add_adapters(
     embedding = replace(_frozen(graph.embedding, outer), has_no_backward=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
+
+
+def _has_part(graph: ModelGraph, part: str) -> bool:
+    return any(block.scope in PARTS_OF_TOWERS[part] for block in graph.blocks.values())
+
+
+def _without_parts(graph: ModelGraph, stored: float | None, *, tower: bool, connector: bool) -> ModelGraph:
+    """The model with a frozen tower, through which no gradient passes, or a frozen connector.
+
+    Through a connector gradients pass to a tower that is trained.
+    """
+
+    def frozen(block: Block) -> Block:
+        if tower and block.scope in PARTS_OF_TOWERS["tower"]:
+            return replace(_frozen(block, stored), has_no_backward=True)
+        if connector and block.scope in PARTS_OF_TOWERS["connector"]:
+            return replace(_frozen(block, stored), has_no_backward=tower)
+        return block
+
+    blocks = {name: frozen(block) for name, block in graph.blocks.items()}
+    return replace(graph, blocks=blocks, facts={**graph.facts, TUNED: True})
 
 
 def _first_trained(graph: ModelGraph, rank: int | None, targets: tuple[str, ...], frozen_layers: int) -> int:

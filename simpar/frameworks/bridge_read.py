@@ -33,7 +33,7 @@ from simpar.frameworks.bridge_runner import (
     with_length_of_data,
     with_overlaps,
 )
-from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
+from simpar.frameworks.bridge_words import MIXED, PREDICTED, WORDS, with_tower, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
@@ -230,7 +230,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
         seq_len = next((size for family, size in SEQ_LENS.items() if named.startswith(family)), SEQ_LEN)
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
         assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
-    others |= {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
+    plan, of_tower = with_tower(plan, model, named, given)
+    others |= of_tower
     others |= {MIXED: ", ".join(mixers)} if (mixers := mixers_of(config)) else {}
     words = without_idle(_words(imported, given, others, {PREDICTED} if model else set()), plan, given)
     if plan.tuning.lora_rank and imported.expert_balance == "loss":

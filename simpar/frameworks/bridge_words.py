@@ -7,10 +7,12 @@ from simpar.frameworks.bridge_names import PLAIN
 from simpar.frameworks.megatron_arguments import SIZES
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
+from simpar.frameworks.trainer_towers import frozen_parts, has_tower
 from simpar.frameworks.words import ReadWords, TableNames, WordTable, is_off
 from simpar.plan.plan import Plan
 
 SEEN = "model.vision_model"
+FREEZING = ("model.freeze_vision_model", "model.freeze_vision_projection")
 MIXED = "adapters of mixers"
 HALVES = ("bf16", "fp16", "fp32")
 OF_LOW_BITS = (
@@ -41,6 +43,16 @@ def without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords
         idle.append("ddp.outer_dp_sharding_strategy")
     kept = {word: value for word, value in words.unread.items() if word not in idle}
     return ReadWords((*words.used, *(word for word in words.unread if word in idle)), kept)
+
+
+def with_tower(plan: Plan, model: str | None, named: str, given: ConfigReader) -> tuple[Plan, dict[str, str]]:
+    """The plan of a recipe with the parts of the model's tower that it freezes, and what decides of a tower otherwise.
+
+    Adapters may stand in a tower, too, and a shipped model may have none where the recipe's has.
+    """
+    if has_tower(model) and not plan.tuning.lora_rank:
+        return plan.with_values(**frozen_parts([not given.get(field) for field in FREEZING])), {}
+    return plan, {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
 
 
 PREDICTED = "model.mtp_num_layers"

@@ -19,7 +19,7 @@ from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
 from simpar.frameworks.overrides import command_of, is_config, load_beside, mapping
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
-from simpar.frameworks.trainer_towers import OF_TOWERS, has_tower, word_of_tower
+from simpar.frameworks.trainer_towers import OF_TOWERS, frozen_parts, has_tower, word_of_tower
 from simpar.frameworks.words import Assumed, WordTable, is_off
 
 KINDS = ("sft", "pt", "rlhf")
@@ -121,7 +121,10 @@ def read(text: str, name: str) -> Imported:
     if has_tower(plan.model):
         said = flags_of(words)
         are_trained = [is_off((said.get(flag) or ["true"])[0]) for flag in FREEZING]
-        told += word_of_tower(are_trained, adapts="lora_rank" in values)
+        if "lora_rank" in values:
+            told += word_of_tower(are_trained)
+        else:
+            plan = plan.with_values(**frozen_parts(are_trained))
     if result.expert_balance == "loss" and not pretrains:
         result = replace(result, expert_balance="tuned")
     return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)

@@ -39,7 +39,7 @@ from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand
 from simpar.frameworks.trainer_options import CHECKPOINTING, is_of_checkpoint, offloads_checkpoints, take_model_options
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
 from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
-from simpar.frameworks.trainer_towers import words_of_tower
+from simpar.frameworks.trainer_towers import frozen_parts, switches_of_tower, word_of_tower
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -164,12 +164,14 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         assumed = *assumed, *assumed_targets(habits.name, values["lora_targets"], said=said)
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
-    of_tower = words_of_tower(given, habits.of_towers, model, adapts="lora_rank" in adapters)
+    of_tower = switches_of_tower(given, habits.of_towers, model)
+    values |= {} if "lora_rank" in adapters else frozen_parts(of_tower)
+    words_beside = word_of_tower(of_tower) if "lora_rank" in adapters else ReadWords()
     note, of_one = "" if model else _no_model(named), "huggingface" if stack == "ddp" else ""
     shard_ranks, of_nodes = values.pop(SHARD_RANKS, None), bool(values.pop(OF_NODES, False))
     result = Imported(
         plan_said(values),
-        given.words() + sharding.words + of_tower + ReadWords((), {WORD: True} if of_experts else {}),
+        given.words() + sharding.words + words_beside + ReadWords((), {WORD: True} if of_experts else {}),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},

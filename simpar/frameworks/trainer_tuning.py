@@ -27,8 +27,9 @@ def adapter_losses(s: Subject, *, says_dtype: bool = False) -> Iterator[Loss]:
     """What trainers do not have of adapters and frozen weights. ``says_dtype``: an option says how weights load."""
     tuning, sharded = s.plan.tuning, s.plan.data_parallel.zero >= 2
     stored, precision = tuning.frozen_dtype, s.plan.numerics.precision
-    if tuning.frozen_layers:
-        yield Loss("frozen_layers", tuning.frozen_layers, "the exporter writes adapters, or all parameters")
+    for part in ("frozen_layers", "frozen_tower", "frozen_connector"):
+        if getattr(tuning, part):
+            yield Loss(part, getattr(tuning, part), "the exporter writes adapters, or all parameters")
     if tuning.lora_rank is None:
         return
     if stored == "fp8" or (stored == "int8" and sharded):

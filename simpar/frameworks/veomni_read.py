@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from simpar.architectures.catalogue import load_model
+from simpar.architectures.catalogue import config_of, load_model
 from simpar.errors import UserError
 from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.match import find_released
@@ -19,6 +19,7 @@ from simpar.frameworks.recipes import ConfigReader, flat, nest_names
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_adapters import PROJECTIONS
 from simpar.frameworks.trainer_read import low_states
+from simpar.frameworks.trainer_towers import frozen_parts, has_tower
 from simpar.frameworks.trainer_words import VISION
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Tuning
@@ -94,6 +95,10 @@ def read(text: str, name: str) -> Imported:
     adapters = _adapters(given)
     if adapters and values["parameter_dtype"] is None and values["precision"] != "fp32":
         adapters["frozen_dtype"] = "fp32"  # as all parameters are
+    if model and has_tower(model) and not adapters and given.get("train.freeze_vit"):
+        values |= frozen_parts(
+            [False, "omni" in str(config_of(model).get("model_type"))]
+        )  # of which mergers are trained
     ask = "" if model else f"{named or 'The model'} is no shipped model and no local folder: give --model."
     words = given.words()
     notes = tuple(filter(None, (ask, *given.misspelt(WORDS))))

@@ -116,8 +116,11 @@ def _trained(tuning: Mapping[str, Any]) -> Iterator[str]:
     stored = f" on {tuning['frozen_dtype']}" if tuning.get("frozen_dtype", "bf16") != "bf16" else ""
     if rank:
         yield f"LoRA {rank}{stored}"
-    elif frozen:
-        yield f"{number_of(frozen, 'frozen layer')}{stored}"
+        return
+    parts = [number_of(frozen, "frozen layer")] * bool(frozen)
+    parts += [f"frozen {part}" for part in ("tower", "connector") if tuning.get(f"frozen_{part}")]
+    if parts:
+        yield f"{' and '.join(parts)}{stored}"
 
 
 def _stages(stages: Sequence[Mapping[str, Any]]) -> str:

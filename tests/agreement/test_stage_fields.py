@@ -108,6 +108,8 @@ CASES = {
         "lora_targets": [{"lora_rank": 4, "lora_targets": ("q_proj",)}],
         "lora_dropout": [{"lora_rank": 4, "lora_dropout": 0.1}],
         "frozen_layers": [{"frozen_layers": 1}],
+        "frozen_tower": [{"frozen_tower": True}],  # which these models do not have
+        "frozen_connector": [{"frozen_connector": True}],
         "frozen_dtype": [{"frozen_layers": 1, "frozen_dtype": "nf4"}],
     },
     "numerics": {

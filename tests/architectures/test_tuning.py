@@ -278,3 +278,47 @@ def test_adapters_beside_attention_to_another_tower(name):
     kept = {key for block in graph.blocks.values() for key, _, _ in saved_tensors(block)}
     assert "memory" not in kept
     assert {"cross_q.lora_a", "cross_kv.lora_a"} <= kept
+
+
+def frozen_parts(model, **parts):
+    """A shipped model with parts of its tower frozen."""
+    return add_adapters(load_model(model), rank=None, targets=ALL, frozen_layers=0, frozen_dtype="bf16", **parts)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-vl-7b", "qwen3-vl-8b", "kimi-k2.5"])
+def test_a_frozen_tower_is_all_that_is_not_trained(model):
+    """Trained are the text and, unless that is frozen too, what joins the tower to it; embedding and head stay."""
+    graph = load_model(model)
+    blocks = [graph.embedding, *(graph.blocks[name] for name in graph.layers), graph.head]
+    scopes = {"text": "", "tower": "vision", "connector": "connector"}
+    size = {
+        part: sum(int(block.trained_parameters(graph.dims)) for block in blocks if block.scope == scope)
+        for part, scope in scopes.items()
+    }
+    assert sum(size.values()) == trained(graph)
+    assert trained(frozen_parts(model, frozen_tower=True)) == size["text"] + size["connector"]
+    assert trained(frozen_parts(model, frozen_connector=True)) == size["text"] + size["tower"]
+    assert trained(frozen_parts(model, frozen_tower=True, frozen_connector=True)) == size["text"]
+
+
+def test_a_frozen_tower_runs_forward_only():
+    """Its gradients' products and all that it keeps fall away; a step is shorter by less than three of its forwards."""
+    model, plan = "qwen2.5-vl-7b", {"zero": 3, "kind": "fsdp"}
+    whole, tower, both, joint = (
+        simpar.simulate(model, H100, simpar.Plan(**plan, **parts), TRAINING)
+        for parts in ({}, {"frozen_tower": True}, {"frozen_tower": True, "frozen_connector": True},
+                      {"frozen_connector": True})
+    )  # fmt: skip
+    assert both.step_time_s < tower.step_time_s < joint.step_time_s < whole.step_time_s
+    assert both.memory.peak_memory_bytes < tower.memory.peak_memory_bytes < whole.memory.peak_memory_bytes
+    graph = load_model(model)
+    flop = [model_flop_per_token(each, 1024) for each in (graph, frozen_parts(model, frozen_tower=True))]
+    share = (flop[0] - flop[1]) / flop[0]  # two thirds of the tower's
+    assert 0.5 * share < 1 - tower.step_time_s / whole.step_time_s < 1.5 * share
+
+
+@pytest.mark.parametrize("part", ["frozen_tower", "frozen_connector"])
+def test_a_model_without_a_tower_freezes_none(part):
+    """It is refused by the key of the plan."""
+    with pytest.raises(UserError, match=f"plan.{part} = true: llama-3-8b neither sees nor hears; allowed: false"):
+        frozen_parts("llama-3-8b", **{part: True})

@@ -49,3 +49,18 @@ def test_states_of_mamba_that_are_kept_decide(value, decides):
     """Megatron-Core's kernels leave them out unless a recipe says otherwise."""
     word = "model.use_mamba_mem_eff_path"
     assert account([f"cfg.{word} = {value}"], "nvidia/Nemotron-H-8B-Base-8K")[1] == ({word} if decides else set())
+
+
+@pytest.mark.parametrize(
+    ("lines", "frozen", "left"),
+    [
+        ([], (False, False), set()),
+        (["cfg.model.freeze_vision_model = True", "cfg.model.freeze_vision_projection = False"], (True, False), set()),
+        (["cfg.model.freeze_vision_model = True", "cfg.model.freeze_language_model = True"], (True, False),
+         {"model.freeze_language_model"}),
+    ],
+)  # fmt: skip
+def test_parts_that_a_recipe_freezes(lines, frozen, left):
+    """A tower that is simulated is trained unless the recipe leaves it as it is."""
+    plan, words = account(lines, "Qwen/Qwen2.5-VL-7B-Instruct")
+    assert ((plan.tuning.frozen_tower, plan.tuning.frozen_connector), words) == (frozen, left)

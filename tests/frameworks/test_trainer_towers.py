@@ -1,8 +1,8 @@
-"""Towers that trainers leave as they are, or train beside adapters: never answered as the training of all."""
+"""Towers that trainers leave as they are, or train beside adapters."""
 
 import pytest
 
-from simpar.frameworks.trainer_towers import ADAPTED, FROZEN, has_tower
+from simpar.frameworks.trainer_towers import ADAPTED, has_tower
 from simpar.verbs import check
 
 FACTORY = (
@@ -17,11 +17,21 @@ MEGATRON = (
 SEES, READS = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
 
 
-def deciding(command, model=SEES):
-    """What decides of a launch on eight devices."""
+def checked(command, model=SEES):
+    """A launch on eight devices."""
     option = "--model_name_or_path" if "llamafactory" in command else "--model"
-    text = f"NPROC_PER_NODE=8 {command} {option} {model}"
-    return {*check(text, hardware="hgx-h200").account.deciding}
+    return check(f"NPROC_PER_NODE=8 {command} {option} {model}", hardware="hgx-h200")
+
+
+def deciding(command, model=SEES):
+    """What decides of it."""
+    return {*checked(command, model).account.deciding}
+
+
+def frozen(command, model=SEES):
+    """Whether its plan freezes a tower, and a connector."""
+    tuning = checked(command, model).result.setup.plan["tuning"]
+    return tuning["frozen_tower"], tuning["frozen_connector"]
 
 
 def test_models_with_a_tower():
@@ -43,13 +53,15 @@ def test_models_with_a_tower():
 def test_a_tower_is_left_unless_it_is_told(command, full, lora, freezes):
     """LLaMA-Factory's finetuning_args.py and ms-swift's tuner_args.py leave tower and projector as they are."""
     off = " ".join(f"{each} false" for each in freezes)
-    assert deciding(f"{command} {full}") == {FROZEN}
-    assert deciding(f"{command} {full} {freezes[0]} true") == {FROZEN}
-    assert deciding(f"{command} {full} {freezes[0]} false") == {FROZEN}  # the projector is left
-    assert deciding(f"{command} {full} {off}") == set()
+    assert frozen(f"{command} {full}") == (True, True)
+    assert frozen(f"{command} {full} {freezes[0]} true {freezes[1]} false") == (True, False)
+    assert frozen(f"{command} {full} {freezes[0]} false") == (False, True)
+    assert frozen(f"{command} {full} {off}") == (False, False)
+    assert deciding(f"{command} {full}") == set()
     assert deciding(f"{command} {lora}") == set()
     assert deciding(f"{command} {lora} {freezes[0]} false") == {ADAPTED}
     assert deciding(f"{command} {full}", READS) == set()
+    assert frozen(f"{command} {full}", READS) == (False, False)
 
 
 def test_patches_of_images_decide():

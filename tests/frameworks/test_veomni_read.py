@@ -102,3 +102,14 @@ def test_parameters_that_stay_between_microbatches(value, decides):
     found = read(yaml.safe_dump(nest_names({**BASE, word: value})), "train.yaml", "veomni")
     account = load_reader("veomni").words.sort(found.words.used, found.words.unread)
     assert (word in account.deciding) is decides
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen"), [("Qwen/Qwen2.5-VL-7B-Instruct", (True, True)), ("Qwen/Qwen3-8B", (False, False))]
+)
+def test_a_tower_that_is_left_as_it_is(model, frozen):
+    """A tower and its merger are one module, which a switch freezes; models of text have none."""
+    for is_on in (True, False):
+        text = yaml.safe_dump(nest_names({**BASE, "model.model_path": model, "train.freeze_vit": is_on}))
+        tuning = read(text, "train.yaml", "veomni").plan.tuning
+        assert (tuning.frozen_tower, tuning.frozen_connector) == (frozen if is_on else (False, False))
