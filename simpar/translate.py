@@ -14,6 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.catalogue import config_of, load_model
+from simpar.architectures.dropout import FIELD, with_dropout
+from simpar.architectures.hf_config import read as read_config
 from simpar.calls import refuses_unknown_keywords
 from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
@@ -175,13 +178,25 @@ def save_imported(imported: Imported, path: str | Path) -> tuple[str, ...]:
     check_writable(path)
     output, plan = Path(path), imported.plan
     written = [str(path)]
-    if plan.model is None and imported.config is not None:
+    if (config := _config_to_write(imported)) is not None:
         model = output.with_suffix(".model.json")
-        write_atomic(model, json.dumps(imported.config, indent=2) + "\n")
+        write_atomic(model, json.dumps(config, indent=2) + "\n")
         plan = plan.model_copy(update={"model": model.name})
         written.append(str(model))
     plan.save(output)
     return tuple(written)
+
+
+def _config_to_write(imported: Imported) -> dict[str, Any] | None:
+    """The config of a model that the file states in full, or of a known one that it trains with another dropout."""
+    name, config = imported.plan.model, dict(imported.config or {})
+    if name is None and not config:
+        return None
+    config = config_of(name) if name else config
+    own = load_model(name) if name else read_config(config)
+    if with_dropout(own, **imported.dropout) != own:
+        return {**config, FIELD: dict(imported.dropout)} if config else None
+    return None if name else config
 
 
 @dataclass(frozen=True)

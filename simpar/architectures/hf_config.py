@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.architectures.config import Config
+from simpar.architectures.dropout import FIELD, with_dropout_said
 from simpar.architectures.encoders import leave_out
 from simpar.architectures.families import DECLARED
 from simpar.architectures.families.unmodelled import OF_OTHER_CODE, UNCAPTURED, UNMODELLED, UNSEEN
@@ -27,8 +28,8 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     family = DECLARED[str(config["model_type"])]
     fields = Config(config, name)
     graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
-    graph = leave_out(graph, left_out)
-    graph = replace(graph, details=details(fields, graph, family))
+    graph, said = leave_out(graph, left_out), fields.mapping(FIELD)
+    graph = with_dropout_said(replace(graph, details=details(fields, graph, family)), said, name)
     return clipped(graph) if graph.details.caps.projections else graph
 
 

@@ -198,7 +198,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     names = {flag: field for field, flag in _plain().items()}
     said_notes += [*_unsure(given), *_of_8_bits(given, config, values)]
     arguments = Arguments(values, path, tuple(said_notes), names, untold)
-    imported = plan_of(arguments, model)
+    imported = plan_of(arguments, model, dropout=None)  # which is the provider's
     if built and not model:
         note = f"No shipped model has these sizes; it is built of the recipe (model_type {built[1]['model_type']})."
         plan = imported.plan.model_copy(update={"model": None})

@@ -144,8 +144,6 @@ _OWN = WordTable(
         "model.trust_remote_code",
         "model.masked_softmax_fusion",
         "model.bias_*_fusion",
-        "model.attention_dropout",
-        "model.hidden_dropout",
         "model.persist_layer_norm",
         "model.qk_clip*",
         "trainer.*",

@@ -30,6 +30,8 @@ AXES = {
     "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
     "--expert-model-parallel-size": "ep",
 }  # fmt: skip
+DROPOUT = {"--attention-dropout": "attention", "--hidden-dropout": "hidden"}
+"""Arguments of dropout, by the rates of :func:`~simpar.architectures.dropout.with_dropout`."""
 TELLING = (*AXES, "--micro-batch-size")
 """Flags by which a command of Megatron-LM is recognised: it has at least one."""
 OF_TRAINERS = ("--model-name-or-path", "--base-model", "--per-device-train-batch-size")
@@ -136,6 +138,12 @@ class Arguments:
         if result is None:
             raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: {RATES}")
         return result
+
+    def dropout(self) -> dict[str, float]:
+        """The rates of dropout that are said, where they are no variables. Raises UserError."""
+        said = {flag: name for flag, name in DROPOUT.items() if not UNKNOWN.search("".join(self.values.get(flag, [])))}
+        rates = {name: self.rate(flag) for flag, name in said.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     def words(self) -> ReadWords:
         """Arguments that were asked for, and the others with their values, by their names in the file."""
@@ -286,14 +294,15 @@ def in_own_words(reading: Callable[..., Imported]) -> Callable[..., Imported]:
     """What reads arguments, with notes and errors that name them as their file does."""
 
     @wraps(reading)
-    def read(given: Arguments, model: str | None = None) -> Imported:
+    def read(given: Arguments, model: str | None = None, **usual: Any) -> Imported:
         try:
-            result = reading(given, model)
+            result = reading(given, model, **usual)
         except UserError as error:
             raise type(error)(given.in_own_words(str(error))) from None
         notes = tuple(map(given.in_own_words, result.notes))
         asks = {what: given.in_own_words(note) for what, note in result.asks.items()}
-        return replace(result, notes=notes, asks=asks)
+        assumed = tuple(replace(each, why=given.in_own_words(each.why)) for each in result.assumed)
+        return replace(result, notes=notes, asks=asks, assumed=assumed)
 
     return read
 

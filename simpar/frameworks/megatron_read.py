@@ -20,6 +20,7 @@ from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import (
     AXES,
     BESIDE,
+    DROPOUT,
     SIZES,
     TELLING,
     Arguments,
@@ -38,10 +39,13 @@ from simpar.frameworks.megatron_numerics import numerics_notes, read_numerics, r
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.target import Imported
+from simpar.frameworks.words import Assumed
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Balance
 from simpar.units import DTYPE_BYTES
 
+DROPPED = 0.1
+"""Megatron-LM's dropout of attention, and of hidden states, without arguments (``megatron/training/arguments.py``)."""
 PATTERN = "--hybrid-layer-pattern"
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
@@ -81,9 +85,9 @@ def read(text: str, name: str) -> Imported:
 
 
 @in_own_words
-def of_arguments(given: Arguments, model: str | None = None) -> Imported:
+def of_arguments(given: Arguments, model: str | None = None, dropout: float | None = DROPPED) -> Imported:
     """As :func:`plan_of`, with what Megatron-LM does where nothing is said. Raises UserError."""
-    result = plan_of(given, model)
+    result = plan_of(given, model, dropout=dropout)
     mesh = result.plan.mesh
     result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *execution_notes(given)))
     dispatcher = given.text("--moe-token-dispatcher-type")
@@ -97,8 +101,11 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
 
 
 @in_own_words
-def plan_of(given: Arguments, model: str | None = None) -> Imported:
-    """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
+def plan_of(given: Arguments, model: str | None = None, dropout: float | None = DROPPED) -> Imported:
+    """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError.
+
+    ``dropout`` is the rate where none is said; None: the model's own.
+    """
     refuse_other_models(given)
     given = _with_todays_names(given)
     if given.values.get(RECOMPUTED) == ["0"]:  # of the first layers, none
@@ -126,9 +133,15 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
     balance = "tuned" if "--sft" in given.values else balance
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
-    plan = Plan.model_validate(values)
+    plan, drops = Plan.model_validate(values), given.dropout()
+    unsaid = {flag: rate for flag, rate in DROPOUT.items() if rate not in drops and flag not in given.values}
+    assumed: tuple[Assumed, ...] = ()
+    if dropout is not None:
+        drops |= dict.fromkeys(unsaid.values(), dropout)
+        assumed = (Assumed("dropout", dropout, f"the default of {', '.join(unsaid)}"),) if unsaid else ()
     asks = {"model": notes[0] if asked else note, **about}
-    return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config)
+    return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config,
+                    dropout=drops, assumed=assumed)  # fmt: skip
 
 
 def _with_todays_names(given: Arguments) -> Arguments:

@@ -66,8 +66,8 @@ MEGATRON_WORDS = WordTable(
         # numbers of the model without a size
         "norm_epsilon", "rotary_base", "rotary_percent", "rotary_interleaved", "rotary_scaling_factor",
         "rotary_seq_len*", "rope_scaling_factor", "use_rope_scaling", "rope_type", "yarn*", "no_yarn*", "mscale*",
-        "no_rope_freq", "mrope_section", "softmax_scale", "original_max_position_embeddings", "attention_dropout",
-        "hidden_dropout", "max_position_embeddings", "position_embedding_type", "no_position_embedding",
+        "no_rope_freq", "mrope_section", "softmax_scale", "original_max_position_embeddings",
+        "max_position_embeddings", "position_embedding_type", "no_position_embedding",
         "use_rotary_position_embeddings", "normalization", "apply_layernorm_1p", "layernorm_epsilon", "swiglu",
         "squared_relu", "openai_gelu", "quick_geglu", "activation_func*", "glu_linear_offset", "softmax_type",
         "disable_bias_linear", "add_bias_linear", "add_qkv_bias",
@@ -123,6 +123,7 @@ MEGATRON_WORDS = WordTable(
             ),
             "layers that are not as it says here: time and memory",
         ),
+        **dict.fromkeys(("attention_dropout", "hidden_dropout"), "what is dropped: time and memory of masks"),
         "mtp_num_layers": "layers that predict further tokens, which this family has not here: step time and memory",
         "cpu_offloading*": OFFLOADED,
         "no_cpu_offloading*": OFFLOADED,

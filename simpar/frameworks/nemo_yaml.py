@@ -9,7 +9,7 @@ from typing import Any, get_args
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import of_mapping
 from simpar.frameworks.megatron_execution import with_weights
-from simpar.frameworks.megatron_read import IN_FP32, plan_of
+from simpar.frameworks.megatron_read import DROPPED, IN_FP32, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import (
     assigned,
@@ -115,7 +115,8 @@ def read(text: str, name: str) -> Imported:
     arguments = of_mapping(values, name)
     arguments.script = next((script for word, script in SCRIPTS.items() if f"model.{word}" in given), "")
     arguments.names = _names(arguments.names)
-    result = plan_of(arguments)
+    tunes = any(word.startswith(("model.data.train_ds.", "model.peft.")) for word in given.values_)
+    result = plan_of(arguments, dropout=0.0 if tunes else DROPPED)
     its_own = arguments.in_own_words(IN_FP32)  # says nothing of a config, whose words have other names
     result = replace(result, notes=tuple(note for note in result.notes if note != its_own))
     changes: dict[str, Any] = {"dp": _replicas(given, result.plan.mesh.sizes.replica_ranks)} | _nemo_adapters(given)
@@ -147,14 +148,14 @@ def read(text: str, name: str) -> Imported:
     left |= dict.fromkeys((word for word, fused in unfused(given).items() if not fused), "not fused")
     if plan.execution.attention_kernel != "eager":
         left.pop("model.masked_softmax_fusion", None)  # no other kernel leaves a softmax of its own
-    return replace(result, plan=plan, words=ReadWords(words.used, left), assumed=assumed)
+    return replace(result, plan=plan, words=ReadWords(words.used, left), assumed=(*result.assumed, *assumed))
 
 
 def _names(names: Mapping[str, str]) -> dict[str, str]:
     """NeMo's words by the flags of Megatron-LM: those that a config has, and all that are known here."""
     theirs = {ours: theirs for theirs, ours in RENAMED.items()}
     spelt = {flag: f"model.{theirs.get(key, key)}" for flag, key in names.items()}
-    known = (*RENAMED.values(), *OF_MODEL)
+    known = (*RENAMED.values(), *OF_MODEL, "attention_dropout", "hidden_dropout")
     return AS_VALUES | {f"--{key.replace('_', '-')}": f"model.{theirs.get(key, key)}" for key in known} | spelt
 
 

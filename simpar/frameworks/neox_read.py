@@ -19,7 +19,7 @@ from simpar.frameworks.overrides import choice, command_of, is_config, load_besi
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.words import ReadWords, WordTable
+from simpar.frameworks.words import ReadWords, WordTable, rate_of
 
 STARTED_BY = ("deepy.py",)
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "cpu_adam": "adamw", "cpu_torch_adam": "adamw", "lion": "lion",
@@ -87,7 +87,9 @@ def read(text: str, name: str) -> Imported:
     if config:
         notes.append(f"The model is built of the config (model_type {config['model_type']}).")
     result = Imported(plan_said(values), given.words(), tuple(notes), local, sizes=sizes, asks={"model": note})
-    return replace(result, config=config, words=_words(given))
+    rates = {"attention": given.get("attention_dropout"), "hidden": given.get("hidden_dropout")}
+    drops = {name: rate_of(rate) or 0.0 for name, rate in rates.items()}  # 0 where none is said (neox_args.py)
+    return replace(result, config=config, dropout=drops, words=_words(given))
 
 
 def owns(data: Mapping[str, Any]) -> bool:
@@ -230,7 +232,7 @@ WORDS = DEEPSPEED_WORDS | WordTable(
         "init_method*", "output_layer_init_method", "rms_norm_epsilon", "layernorm_epsilon", "max_position_embeddings",
         "rotary_*", "tokenizer_type", "norm", "pos_emb", "activation", "distributed_backend", "launcher", "hostfile",
         "deepspeed*", "steps_per_print", "use_bias_in_norms", "output_layer_parallelism", "synchronize_each_layer",
-        "hidden_dropout", "attention_dropout", "gradient_clipping", "make_vocab_size_divisible_by", "comment",
+        "gradient_clipping", "make_vocab_size_divisible_by", "comment",
         "num_workers", "finetune", "config_files*", "iteration", "master_*", "num_gpus", "user_script", "no_ssh*",
         "tensorboard_dir", "s3_*", "git_hash", "char_level_ppl", "exit_interval", "dataset_impl", "use_shared_fs",
         "weight_by_num_documents", "weighted_sampler_alpha", "no_weight_decay*", "override_lr*", "use_checkpoint_lr*",

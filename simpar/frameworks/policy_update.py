@@ -150,7 +150,7 @@ def of_megatron(given: Options, sections: Iterable[str], usual: Mapping[str, Any
     own = {field: key for field, (key, _) in fields.items()}
     names = {flag: own[field] for flag, field in arguments.names.items() if field in own}
     arguments = replace(arguments, names=names)
-    result = of_arguments(with_layers(arguments, model), model)
+    result = of_arguments(with_layers(arguments, model), model, dropout=None)  # which is the model's
     words = of_names(result.words, names.values())
     left = sizes_left(arguments, load_model(model)) if model else set[str]()  # of another model than that of the name
     other = {names[flag]: " ".join(arguments.values[flag]) for flag in left if flag in names}
@@ -200,6 +200,7 @@ def update_of(
         sizes={} if plan.model else engine.sizes,
         asks={"model": ask} if ask else {},
         expert_balance=engine.expert_balance,
-        assumed=tuple(assumed),
+        assumed=(*engine.assumed, *assumed),
+        dropout=engine.dropout,
     )
     return as_transformers_has_it(result)

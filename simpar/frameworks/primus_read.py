@@ -19,7 +19,7 @@ from simpar.frameworks.match import kind_of
 from simpar.frameworks.maxtext_read import READER as OF_MAXTEXT
 from simpar.frameworks.megatron_arguments import SIZES, Arguments, of_mapping, with_layers
 from simpar.frameworks.megatron_execution import execution_notes, with_loss
-from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.megatron_read import DROPPED, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
 from simpar.frameworks.overrides import read_value
 from simpar.frameworks.primus_presets import preset_of
@@ -105,7 +105,7 @@ def read(text: str, name: str) -> Imported:
     if asked.startswith("diffusion"):
         raise UserError(f"{name}: model = {asked}: images are not modelled; allowed: language models")
     given, model, own = _with_model(asked, said, name)
-    result = plan_of(with_layers(given, model), model)
+    result = plan_of(with_layers(given, model), model, dropout=None if model else DROPPED)
     result = replace(result, plan=with_loss(result.plan, given))
     asks, notes = dict(result.asks), [*result.notes, *execution_notes(given)]
     is_stated = bool(result.config or result.plan.model)

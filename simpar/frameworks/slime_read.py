@@ -13,7 +13,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments, flags_of
 from simpar.frameworks.megatron_layers_said import FURTHER_LAYERS, further_layers
-from simpar.frameworks.megatron_read import of_arguments
+from simpar.frameworks.megatron_read import DROPPED, of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.policy_update import (
@@ -68,7 +68,8 @@ def read(text: str, name: str) -> Imported:
         {} if "--fp16" in said else {"--bf16": []}
     )
     given = Arguments({**usual, **said}, name, script=words[at])
-    engine = of_arguments(given)
+    of_bridge = given.text("--megatron-to-hf-mode") == "bridge"  # whose models have the dropout of their provider
+    engine = of_arguments(given, dropout=None if of_bridge else DROPPED)
     named, is_stated = "".join(given.values.get("--hf-checkpoint", [])[:1]), engine.config is not None
     given.has("--hf-checkpoint")
     model, ask = (engine.plan.model, "") if engine.plan.model or is_stated else find_policy(named, name)

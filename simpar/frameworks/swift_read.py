@@ -94,7 +94,7 @@ def read(text: str, name: str) -> Imported:
         given.text("--task-type")
     asked = given.path("--model") or _converted(given)
     model = find_model(asked) if asked else None
-    result = plan_of(with_layers(given, model), model)
+    result = plan_of(with_layers(given, model), model, dropout=0.0)
     result = replace(result, plan=with_loss(result.plan, given))
     notes = [*(note for note in result.notes if note != result.asks.get("model")), *execution_notes(given)]
     asks = dict(result.asks)

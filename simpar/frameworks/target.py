@@ -67,18 +67,31 @@ class Sized:
     several: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatedModel:
+    """What a file states of its model, beside a name.
+
+    ``sizes`` are those in the file (by the keys of ``match.SIZES``). ``config`` is the config.json of a model that is
+    not shipped, if the file states one. ``dropout`` are the rates of
+    :func:`~simpar.architectures.dropout.with_dropout` that the launch has, whatever its model's are.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    dropout: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
-class Imported:
+class Imported(StatedModel):
     """A plan read from another tool's file, and the file's ``words``: those that were read, and those that were not.
 
     ``per_replica`` are the sequences of a data-parallel rank's step, if the file gives no global batch and the tool
     takes as many from every rank. ``microbatches`` counts those of a rank's step, if the file gives them instead of a
-    micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
-    the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
-    certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded. ``assumed`` is what the file
-    leaves open, with the other likely values. ``config`` is the config.json of a model that is not shipped, if the file
-    states one. ``sized`` is what follows from the number of devices that start; ``written_as`` the target whose options
-    it has, if that is not the reader's.
+    micro-batch. ``asks`` maps those of the ``notes`` that a user can answer to what they ask for: "model",
+    "micro_batch" or "global_batch" ("" if that is certain). ``expert_balance`` is what keeps the experts of a mixture
+    evenly loaded. ``assumed`` is what the file leaves open, with the other likely values. ``sized`` is what follows
+    from the number of devices that start; ``written_as`` the target
+    whose options it has, if that is not the reader's.
     """
 
     plan: Plan
@@ -86,11 +99,9 @@ class Imported:
     notes: tuple[str, ...] = ()
     per_replica: int | None = None
     microbatches: int | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
     asks: Mapping[str, str] = field(default_factory=dict)
     expert_balance: Balance = "loss"
     assumed: tuple[Assumed, ...] = ()
-    config: Mapping[str, Any] | None = None
     sized: Sized = Sized()
     written_as: str | None = None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar import files, formats
 from simpar.architectures.catalogue import config_of
+from simpar.architectures.dropout import with_dropout
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Documents, Training
@@ -244,7 +245,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
         _answered("micro_batch", given, notes)
         notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
-    graph = as_model(model, training.seq_len)  # that of the problem has its adapters
+    graph = with_dropout(as_model(model, training.seq_len), **given.found.dropout)  # the problem's has its adapters
     with _in_text(given):
         plan = given.found.in_copies(plan, cluster.world_size, cluster.nodes)
         problem = make_problem(

@@ -11,6 +11,7 @@ from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_model import dense_layers
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
+from simpar.translate import save_imported
 
 from .test_megatron_model import DEEPSEEK_V3, LLAMA_8B, QWEN_235B, imported
 
@@ -220,3 +221,63 @@ def test_words_that_one_another_leave_out():
     axes = {"--context-parallel-size": 4, "--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": "[2 2]"}
     text = json.dumps({"MODEL_ARGS": {"--micro-batch-size": 1, **axes}})
     assert read(text, "model_config.yaml", "megatron").plan.context_parallel.ulysses == 2
+
+
+GPT3_13B = (
+    "--num-layers 40 --hidden-size 5120 --num-attention-heads 40 --max-position-embeddings 2048 --seq-length 2048"
+)
+
+
+@pytest.mark.parametrize("model", [GPT3_13B, LLAMA_8B, DEEPSEEK_V3])
+def test_dropout_is_that_of_the_launch(model):
+    """Megatron-LM's default where none is said, and told; else what is said, whatever the model's own is."""
+    usual = imported(model)
+    assert (usual.dropout, [each.key for each in usual.assumed]) == ({"attention": 0.1, "hidden": 0.1}, ["dropout"])
+    none = imported(f"{model} --attention-dropout 0 --hidden-dropout 0.0")
+    assert (none.dropout, none.assumed) == ({"attention": 0.0, "hidden": 0.0}, ())
+    one = imported(f"{model} --hidden-dropout 0.2")
+    assert one.dropout == {"attention": 0.1, "hidden": 0.2}
+    assert one.assumed[0].why == "the default of --attention-dropout"
+    with pytest.raises(UserError, match=r"train.sh:1: --hidden-dropout = 2: allowed: "):
+        imported(f"{model} --hidden-dropout 2")
+
+
+def test_a_dropout_in_a_variable_decides():
+    """It is not taken for the default."""
+    found = imported(f"{GPT3_13B} --hidden-dropout $RATE")
+    assert "hidden" not in found.dropout
+    assert "--hidden-dropout" in MEGATRON_WORDS.sort(found.words.used, found.words.unread).deciding
+
+
+def test_an_imported_model_has_the_dropout_of_its_launch(tmp_path):
+    """Beside the plan is the model's config with it, if it is not the shipped model's own."""
+    found = imported(GPT3_13B)
+    assert save_imported(found, tmp_path / "plan.yaml")[1:] == (str(tmp_path / "plan.model.json"),)
+    graph = load_model(str(tmp_path / "plan.model.json"))
+    assert graph.details.dropout.residual == graph.details.dropout.attention == 0.1
+    none = imported(f"{GPT3_13B} --attention-dropout 0 --hidden-dropout 0")
+    assert save_imported(none, tmp_path / "none.yaml") == (str(tmp_path / "none.yaml"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "target", "rates"),
+    [
+        (
+            "deepspeed pretrain_gpt.py --micro-batch-size 1 --zero-stage 1 --deepspeed",
+            "a.sh",
+            "megatron-deepspeed",
+            0.1,
+        ),
+        (
+            "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2",
+            "a.sh",
+            "megatron-swift",
+            0.0,
+        ),
+    ],
+)
+def test_defaults_of_other_front_ends(text, name, target, rates):
+    """Each framework has its own."""
+    assert set(read(f"{text} {GPT3_13B if target == 'megatron-deepspeed' else ''}", name, target).dropout.values()) == {
+        rates
+    }

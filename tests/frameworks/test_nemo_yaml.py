@@ -39,7 +39,7 @@ def test_a_config() -> None:
     assert (plan.tp, plan.pp, plan.vpp, plan.dp, plan.zero, plan.precision) == (4, 2, 4, 4, 1, "bf16")
     assert (plan.recompute, plan.sequence_parallel, plan.grad_dtype) == ("selective", True, "fp32")
     assert (plan.overlap_grad_reduce, plan.overlap_param_gather) == (True, False)
-    assert result.assumed == ()
+    assert [each.key for each in result.assumed] == ["dropout"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def test_parameters_in_half_precision_are_said() -> None:
     assert imported({**CONFIG, "model": model}).plan.flat_values()["parameter_dtype"] == "fp32"
     words = "model.tensor_model_parallel_size=2 model.num_layers=2 trainer.precision=bf16"
     result = read(f"python megatron_gpt_pretraining.py {words}", "job.sh", "nemo-1")
-    assert [(each.key, each.value, each.others) for each in result.assumed] == [("parameter_dtype", "bf16", ("fp32",))]
+    assert [(each.key, each.value, each.others) for each in result.assumed] == [
+        ("dropout", 0.1, ()), ("parameter_dtype", "bf16", ("fp32",)),
+    ]  # fmt: skip
 
 
 LLAMA = {

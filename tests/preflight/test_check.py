@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 import simpar
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.dropout import with_dropout
 from simpar.cli import run
 from tests.gate import some
 
-SCENARIO = Path(__file__).parents[2] / "scenarios" / "llama-3-8b-8-h100.yaml"
-DOCS = Path(__file__).parents[2] / "docs" / "check.md"
+MODEL = with_dropout(load_model("llama-3-8b"), attention=0.1, hidden=0.1)
+SCENARIO, DOCS = (Path(__file__).parents[2] / each for each in ("scenarios/llama-3-8b-8-h100.yaml", "docs/check.md"))
 SIZES = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
     "--num-query-groups 8 --vocab-size 128256 --seq-length 2048"
@@ -45,7 +47,7 @@ def test_command(usual):
                        overlap_grad_reduce=False, overlap_param_gather=False,
                        fused_kernels="norm+activation+rope")  # fmt: skip
     training = simpar.Training(seq_len=2048, global_batch=8)
-    alone = simpar.simulate(simpar.Model("llama-3-8b"), simpar.Cluster("dgx-h100", nodes=1), plan, training)
+    alone = simpar.simulate(MODEL, simpar.Cluster("dgx-h100", nodes=1), plan, training)
     assert found["step_time_s"] == alone.step_time_s
     assert found["step_time_interval_s"][0] < found["step_time_s"] < found["step_time_interval_s"][1]
     assert 1 <= len(found["neighbours"]) <= 3
@@ -495,6 +497,4 @@ def test_neighbours_of_deepspeed_get_no_options_of_fsdp(tmp_path, capsys):
     shape = ["--model", "mistral-7b", "--seq-len", "2048", "--global-batch", "128"]
     assert run(["check", "--hardware", "dgx-a100-80gb", *shape, str(tmp_path / "z3.yaml")]) == 0
     said = capsys.readouterr().out
-    assert "fsdp" not in said
-    assert "nothing in the text" not in said
-    assert "Neighbouring" not in said
+    assert not [words for words in ("fsdp", "nothing in the text", "Neighbouring") if words in said]
