@@ -2,27 +2,40 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from pathlib import PurePath
 from typing import Any
 
-from simpar.architectures.catalogue import config_of, find_model, load_model
+from simpar.architectures.catalogue import config_of, load_model
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
-from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
+from simpar.frameworks.megatron_config import (
+    CHOSEN,
+    GPT2_VOCABULARY,
+    PARTLY,
+    config_stated,
+    dense_layers,
+    is_gated,
+    is_rotary,
+    padded,
+    usual_ffn,
+    vocabulary_of,
+)
+from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, pattern_asked, windows_asked
 from simpar.frameworks.megatron_layers_said import (
     NEAR,
-    PREDICTIONS,
-    expert_layers,
     further_layers,
     predictions_changed,
     told,
     unlike,
     with_layers_said,
 )
-from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.words import Assumed
 from simpar.plain import plain_name
 
 UNSTATED = (
@@ -30,25 +43,15 @@ UNSTATED = (
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json", "--attention-output-gate",
 )  # fmt: skip
 """Arguments of layers that no config says here."""
-PARTLY = ("--spec", "--softmax-type", "--quick-geglu")
-"""Arguments of layers that shipped models have and no config is built of."""
-GPT2_VOCABULARY = 50257
-WINDOWED = ("mistral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "mixtral")
-"""Families whose layers may have windows, as a config says layer by layer."""
-OF_GPT2 = ("GPT2BPETokenizer", "")
-"""Tokenizers of so many words: GPT-2's, which is also taken where none is named."""
-OF_LLAMA_2 = 32000
-"""Words of Llama 2's tokenizer. Llama2Tokenizer reads any file of SentencePiece: only the file's path tells."""
-ROTARY = ("rope", "yarn", "mrope")
-"""Positions that are rotations of queries and keys."""
 OTHER_EXPERTS = re.compile(r"--(?:moe-)?(?:num|n)-(?:\w+-)?experts?")
 """The number of experts by other names, as MegaBlocks has it: the layers are no dense ones."""
-CHOSEN = 2
-"""Experts of a token where no argument says how many."""
-MOST_FOLDERS = 6
-"""Names of a tokenizer's path, from its end on, that may be a model's."""
-DIVISOR = 128
-"""Vocabularies are padded to a multiple of this, for every tensor-parallel rank (make_vocab_size_divisible_by)."""
+AS_SAID = "as the arguments state it"
+"""What stands for a model that is built from arguments alone."""
+WHOLE, SCRIPT, ENDS = {
+    "--num-layers", "--hidden-size", "--num-attention-heads", "--max-position-embeddings", "--seq-length",
+    "--micro-batch-size",
+}, "pretrain_gpt.py", ("--train-iters", "--train-samples")  # fmt: skip
+"""What Megatron-LM does not start without: a text that has it all is a launch, not a part of one."""
 
 
 OTHER_PREDICTIONS = (
@@ -92,36 +95,50 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, Any] | None, list[str]]:
-    """The shipped models that arguments state, the config of one that is not shipped, and notes."""
+@dataclass(frozen=True)
+class FoundModel:
+    """The shipped models that arguments state, the config of one that is not shipped, and notes.
+
+    ``assumed`` is the other reading of arguments that leave out what decides of a known model's layers.
+    """
+
+    models: list[str]
+    config: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    assumed: tuple[Assumed, ...] = ()
+
+
+def find_models(given: Arguments, sizes: Mapping[str, int]) -> FoundModel:
+    """What arguments state of a model."""
     kind = kind_asked(given)
     sizes = _with_width(given, sizes)
     models = _narrowed(given, models_with(sizes, kind))
     if models or not is_telling(sizes):
         if not is_telling(sizes):
-            return models, None, []
+            return FoundModel(models)
         released, other, said = _with_vocabulary(given, sizes, models)
         changed, notes = _changed(given, models[0], other or config_of(models[0]), sizes)
         if changed:
             released, other, said = [], changed, [*said, *notes]
-        return released, other, [*said, *_unsaid(given, models[0])]
+        return _with_unsaid(given, sizes, models[0], FoundModel(released, other, said))
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
-        words = _padded(given, sizes["vocab"])
+        words = padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
         own = {**config_of(same[0]), "vocab_size": words}
         adapted, notes = _changed(given, same[0], own, sizes)
-        return [], adapted or own, [note, *notes, *_unsaid(given, same[0])]
+        return _with_unsaid(given, sizes, same[0], FoundModel([], adapted or own, [note, *notes]))
     if kind == "other":
-        return [], None, _strange(given, UNSTATED)
-    vocabulary = _vocabulary(given, sizes)
+        return FoundModel([], None, _strange(given, UNSTATED))
+    vocabulary = vocabulary_of(given, sizes)
     if vocabulary is None:
         tokenizer = given.path("--tokenizer-model") or given.path("--tokenizer-type")
-        return [], None, [f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."]
-    config = _config(given, {**sizes, "vocab": vocabulary})
+        ask = f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."
+        return FoundModel([], None, [ask])
+    config = config_stated(given, {**sizes, "vocab": vocabulary})
     if config is None:
-        return [], None, _strange(given, PARTLY) or _ungated(given, sizes)
+        return FoundModel([], None, _strange(given, PARTLY) or _ungated(given, sizes))
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
     width = sizes.get("ffn") or sizes.get("expert_ffn")
     if width and "--ffn-hidden-size" not in given.values and "--moe-ffn-hidden-size" not in given.values:
@@ -129,7 +146,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
     if "vocab" not in sizes and "--padded-vocab-size" not in given.values:
         named = given.text("--tokenizer-model") if vocabulary != GPT2_VOCABULARY else "GPT-2's tokenizer"
         notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as {named} has, padded.")
-    return [], config, notes
+    return FoundModel([], config, notes)
 
 
 def _strange(given: Arguments, flags: Iterable[str]) -> list[str]:
@@ -142,7 +159,7 @@ def _strange(given: Arguments, flags: Iterable[str]) -> list[str]:
 
 def _ungated(given: Arguments, sizes: Mapping[str, int]) -> list[str]:
     """A note on experts without a gate."""
-    if not sizes.get("num_experts") or _is_gated(given):
+    if not sizes.get("num_experts") or is_gated(given):
         return []
     return ["No shipped model has these sizes, and no config is built of experts without a gate (--swiglu)."]
 
@@ -151,29 +168,40 @@ def _with_width(given: Arguments, sizes: Mapping[str, int]) -> Mapping[str, int]
     """Sizes with the width that Megatron-LM gives MLPs where no argument says one."""
     if "--ffn-hidden-size" in given.values or "hidden" not in sizes:
         return sizes
-    width = _usual_ffn(sizes["hidden"], gated=_is_gated(given))
+    width = usual_ffn(sizes["hidden"], gated=is_gated(given))
     if sizes["num_experts"] and "expert_ffn" not in sizes:
         return {**sizes, "expert_ffn": width}
     return sizes if sizes["num_experts"] else {**sizes, "ffn": width}
 
 
-def _is_gated(given: Arguments) -> bool:
-    """Whether MLPs have a gate."""
-    return any(given.has(flag) for flag in ("--swiglu", "--gated-linear-unit", "--quick-geglu"))
+def _with_unsaid(given: Arguments, sizes: Mapping[str, int], model: str, taken: FoundModel) -> FoundModel:
+    """A known model, or what arguments are without those that decide of its layers, where Megatron-LM trains that.
 
-
-def _is_rotary(given: Arguments) -> bool:
-    """Whether positions are rotations of queries and keys."""
-    return given.text("--position-embedding-type") in ROTARY or given.has("--use-rotary-position-embeddings")
+    Of a whole launch its own defaults are what runs; in other texts they are told as the other reading.
+    """
+    if not (unsaid := _unsaid(given, model)):
+        return taken
+    absent = f"without {', '.join(unsaid)}, which the text does not have, Megatron-LM trains others"
+    own = dict(taken.config or config_of(model))
+    vocabulary = read_config(taken.config).dims["vocab"] if taken.config else load_model(model).dims["vocab"]
+    built = config_stated(given, {"vocab": vocabulary, **sizes})
+    if built is None:
+        note = f"The sizes are those of {model}, and so are its layers here; {absent}."
+        return replace(taken, notes=[*taken.notes, note])
+    if set(given.values) >= WHOLE and PurePath(given.script).name == SCRIPT and {*ENDS} & set(given.values):
+        other = Assumed("model", AS_SAID, f"the sizes are those of {model}; {absent}", (model,), {model: own})
+        return FoundModel([], built, assumed=(other,))
+    why = f"the sizes are its; {absent}"
+    return replace(taken, assumed=(Assumed("model", model, why, (AS_SAID,), {AS_SAID: built}),))
 
 
 def _unsaid(given: Arguments, model: str) -> list[str]:
-    """A note on what decides of a model's layers and is not in the text: Megatron-LM would train others."""
+    """The arguments that decide of a model's layers and are not in the text."""
     graph = load_model(model)
     style, head = architecture(graph), graph.dims.get("head_dim")
     usual = graph.dims["hidden"] // graph.dims["heads"]
     absent = {
-        "--swiglu": style.gated and not _is_gated(given),
+        "--swiglu": style.gated and not is_gated(given),
         "--untie-embeddings-and-output-weights": not style.tied
         and "--untie-embeddings-and-output-weights" not in given.values,
         f"--kv-channels {head}": head not in (None, usual)
@@ -184,11 +212,7 @@ def _unsaid(given: Arguments, model: str) -> list[str]:
         and "--moe-shared-expert-intermediate-size" not in given.values,
         "--moe-layer-freq": not all(style.experts) and not graph.has_state and "--moe-layer-freq" not in given.values,
     }
-    unsaid = [flag for flag, is_absent in absent.items() if is_absent]
-    if not unsaid:
-        return []
-    named = f"The sizes are those of {model}, and so are its layers here"
-    return [f"{named}; without {', '.join(unsaid)}, which the text does not have, Megatron-LM trains others."]
+    return [flag for flag, is_absent in absent.items() if is_absent]
 
 
 def _with_vocabulary(
@@ -197,7 +221,7 @@ def _with_vocabulary(
     """The first model of those with its own vocabulary, or that of the tokenizer that the text names; with a note."""
     if "vocab" in sizes or not models:
         return models, None, []
-    own, told = load_model(models[0]).dims["vocab"], _vocabulary(given, sizes)
+    own, told = load_model(models[0]).dims["vocab"], vocabulary_of(given, sizes)
     if not given.path("--tokenizer-type") and not given.text("--padded-vocab-size"):
         told = None  # GPT-2's by default
     if told is not None and abs(told - own) <= NEAR:
@@ -205,7 +229,7 @@ def _with_vocabulary(
     if told is None:
         note = f"The vocabulary is not said: {own} words, as {models[0]} has (--vocab-size in the text says another)."
         return models, None, [note]
-    words = _padded(given, told)
+    words = padded(given, told)
     note = f"The model is {models[0]} with the vocabulary of the text's tokenizer, {words} words with padding."
     return [], {**config_of(models[0]), "vocab_size": words}, [note]
 
@@ -226,7 +250,7 @@ def _changed(
         return changed, notes
     result = with_layers_said(given, changed or config)
     left = unlike(given, read_config(result))
-    built = _config(given, {**sizes, "vocab": load_model(model).dims["vocab"], **sizes}) if left else None
+    built = config_stated(given, {**sizes, "vocab": load_model(model).dims["vocab"], **sizes}) if left else None
     if built and len(unlike(given, read_config(built))) < len(left):
         return built, [f"{model} has {told(given, other)}: the model is built from the arguments.", *notes]
     kept = {flag: own for flag, own in other.items() if flag not in left}
@@ -289,8 +313,8 @@ def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
     rms = (given.text("--normalization") or "").lower() == "rmsnorm"
     return (
         style.residual == "parallel"  # which no argument says
-        or (_is_gated(given) and not style.gated)
-        or (_is_rotary(given) and style.positions != "rope")
+        or (is_gated(given) and not style.gated)
+        or (is_rotary(given) and style.positions != "rope")
         or (kind == "alibi" and not graph.details.positions.alibi)
         or (kind is None and graph.details.positions.alibi and "--max-position-embeddings" in given.values)
         or (rms and style.norm != "rms")
@@ -300,10 +324,10 @@ def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
 def _unlike(given: Arguments, graph: ModelGraph) -> int:
     """In how many ways a model's layers are not those that arguments, and Megatron-LM's defaults, ask for."""
     style, kind = architecture(graph), given.text("--position-embedding-type")
-    gated = _is_gated(given)
-    rotary = _is_rotary(given)
+    gated = is_gated(given)
+    rotary = is_rotary(given)
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
-    width = given.number("--ffn-hidden-size") or _usual_ffn(graph.dims["hidden"], gated=gated)
+    width = given.number("--ffn-hidden-size") or usual_ffn(graph.dims["hidden"], gated=gated)
     return (
         (graph.details.positions.alibi != (kind == "alibi"))
         + ((style.positions == "rope") != rotary)
@@ -313,180 +337,3 @@ def _unlike(given: Arguments, graph: ModelGraph) -> int:
         + (not graph.is_mixture and graph.dims.get("ffn") != width)
         + len(unlike(given, graph))
     )
-
-
-def _usual_ffn(hidden: int, *, gated: bool) -> int:
-    """Megatron-LM's own width of an MLP (``megatron/training/arguments.py``, validate_args)."""
-    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
-def _padded(given: Arguments, words: int) -> int:
-    """The vocabulary with Megatron-LM's padding."""
-    if given.has("--padded-vocab-size") and (told := given.number("--padded-vocab-size")):
-        return told
-    multiple = given.number("--make-vocab-size-divisible-by") or DIVISOR
-    multiple *= given.number("--tensor-model-parallel-size") or 1
-    return -(-words // multiple) * multiple
-
-
-def _vocabulary(given: Arguments, sizes: Mapping[str, int]) -> int | None:
-    """The number of words: as it is said, of GPT-2's tokenizer, or of a known model's; None if nothing tells."""
-    told = sizes.get("vocab") or given.number("--padded-vocab-size")
-    if told is not None:
-        return told
-    kind = given.path("--tokenizer-type") or ""
-    if kind in OF_GPT2:
-        return GPT2_VOCABULARY
-    named = "".join(given.values.get("--tokenizer-model", [])[:1])
-    model = find_released(named, given.source) if named else None
-    model = model or next(filter(None, map(find_model, reversed(named.split("/")[-MOST_FOLDERS:]))), None)
-    if model is not None:
-        return load_model(model).dims["vocab"]
-    return OF_LLAMA_2 if kind == "Llama2Tokenizer" and re.search(r"llama[-_.]?2\b", named.lower()) else None
-
-
-def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None:
-    """The config of a decoder that arguments state in full; None if they do not."""
-    pattern = pattern_asked(given)
-    if any(flag in given.values for flag in PARTLY if flag != "--spec" or not pattern):
-        return None
-    sizes = {**sizes, "layers": len(pattern)} if pattern else sizes
-    if not {"layers", "hidden", "heads"} <= set(sizes):
-        return None
-    hidden, heads = sizes["hidden"], sizes["heads"]
-    gated = _is_gated(given)
-    ffn = given.number("--ffn-hidden-size") or _usual_ffn(hidden, gated=gated)
-    result: dict[str, Any] = {
-        "vocab_size": _padded(given, sizes["vocab"]),
-        "hidden_size": hidden,
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": sizes.get("kv_heads", heads),
-        "intermediate_size": ffn,
-        "head_dim": given.number("--kv-channels") or hidden // heads,
-        "tie_word_embeddings": not given.has("--untie-embeddings-and-output-weights"),
-    }
-    if pattern:
-        return hybrid_config(given, pattern, result)
-    windows = windows_asked(given, sizes["layers"])
-    if not sizes.get("num_experts"):
-        config = _dense(given, result, gated=gated)
-    else:
-        config = _mixture(given, result, sizes) if gated else None
-    if not windows or config is None:
-        return config
-    if config["model_type"] not in WINDOWED:
-        return None
-    given.used |= {WINDOW, SKIPPED}
-    kinds = ["full_attention" if each is None else "sliding_attention" for each in windows]
-    size = next(filter(None, windows), None)
-    return {**config, "sliding_window": size, "use_sliding_window": True, "layer_types": kinds}
-
-
-def _dense(given: Arguments, result: dict[str, Any], *, gated: bool) -> dict[str, Any] | None:
-    """The config of a decoder without experts."""
-    heads, hidden, ffn = result["num_attention_heads"], result["hidden_size"], result["intermediate_size"]
-    biased = not given.has("--disable-bias-linear")
-    kind = given.text("--position-embedding-type")
-    rotary = _is_rotary(given)
-    if given.has("--multi-latent-attention"):
-        return None  # latent attention without experts: no family
-    rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
-    if gated:
-        normed = given.has("--qk-layernorm")
-        if rms or normed:
-            names = {"attention_bias": biased or given.has("--add-qkv-bias")}
-            if not normed and not biased and given.has("--add-qkv-bias"):
-                return {**result, "model_type": "qwen2"}
-            if not normed and not biased and WINDOW in given.values:
-                return {**result, "model_type": "mistral"}
-            return {**result, "model_type": "qwen3" if normed else "llama", **names, "mlp_bias": biased and not normed}
-        return {**result, "model_type": "stablelm", "use_qkv_bias": biased, "partial_rotary_factor": 1.0}
-    if given.has("--squared-relu"):
-        return {**result, "model_type": "nemotron", "attention_bias": biased, "mlp_bias": biased}
-    if rotary or result["num_key_value_heads"] != heads:
-        return {**result, "model_type": "starcoder2", "use_bias": biased, "sliding_window": None}
-    if kind == "alibi":
-        has_norm, wide = given.has("--embed-layernorm"), ffn == 4 * hidden
-        if has_norm and wide and biased:
-            return {"model_type": "bloom", "vocab_size": result["vocab_size"], "hidden_size": hidden, "n_head": heads,
-                    "n_layer": result["num_hidden_layers"]}  # fmt: skip
-        if has_norm or ffn % hidden:
-            return None
-        return {"model_type": "mpt", "vocab_size": result["vocab_size"], "d_model": hidden, "n_heads": heads,
-                "n_layers": result["num_hidden_layers"], "expansion_ratio": ffn // hidden, "no_bias": not biased,
-                "tie_word_embeddings": result["tie_word_embeddings"]}  # fmt: skip
-    rates = {"attn_pdrop": "--attention-dropout", "resid_pdrop": "--hidden-dropout"}  # 0.1 by default, as of GPT-2
-    drops = {name: _rate(given, flag) for name, flag in rates.items()}
-    return {
-        "model_type": "gpt2",
-        "vocab_size": result["vocab_size"],
-        "n_positions": given.number("--max-position-embeddings") or given.number("--seq-length") or 1024,
-        "n_embd": hidden,
-        "n_layer": result["num_hidden_layers"],
-        "n_head": heads,
-        "n_inner": ffn,
-        "tie_word_embeddings": result["tie_word_embeddings"],
-        **drops,
-        "embd_pdrop": drops["resid_pdrop"],
-    }
-
-
-def _rate(given: Arguments, flag: str) -> float:
-    text = given.text(flag)
-    return float(text) if text is not None and re.fullmatch(r"0?\.\d+|[01](\.0*)?", text) else 0.1
-
-
-def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any] | None:
-    """The config of a mixture: Mixtral's layers, Qwen's with normed heads, DeepSeek's with latent attention."""
-    width = sizes.get("expert_ffn") or dense["intermediate_size"]
-    experts, chosen = sizes["num_experts"], given.number("--moe-router-topk") or CHOSEN
-    shared = given.number("--moe-shared-expert-intermediate-size") or 0
-    if given.has("--moe-layer-freq") and UNKNOWN.search("".join(given.values["--moe-layer-freq"])):
-        return None
-    layers = dense_layers("".join(given.values.get("--moe-layer-freq", [])), sizes["layers"])
-    if layers is None or (shared and shared % width):
-        return None
-    routed = {"moe_intermediate_size": width, "num_experts_per_tok": chosen}
-    sigmoid = given.text("--moe-router-score-function") == "sigmoid"
-    groups = {
-        "n_group": given.number("--moe-router-num-groups") or 1,
-        "topk_group": given.number("--moe-router-group-topk") or 1,
-    }
-    if given.has("--multi-latent-attention"):
-        # megatron-core, MLATransformerConfig
-        sizes_of_heads = {
-            "kv_lora_rank": given.number("--kv-lora-rank") or 32,
-            "q_lora_rank": given.number("--q-lora-rank"),
-            "qk_nope_head_dim": given.number("--qk-head-dim") or 128,
-            "qk_rope_head_dim": given.number("--qk-pos-emb-head-dim") or 64,
-            "v_head_dim": given.number("--v-head-dim") or 128,
-        }
-        bias = {} if given.has("--moe-router-enable-expert-bias") else {"topk_method": "group_limited_greedy"}
-        return {
-            **{key: value for key, value in dense.items() if key != "head_dim"}, **routed, **groups, **sizes_of_heads,
-            "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
-            "num_key_value_heads": dense["num_attention_heads"], "n_routed_experts": experts,
-            "n_shared_experts": shared // width or None, "first_k_dense_replace": layers, **(bias if sigmoid else {}),
-            PREDICTIONS: further_layers(given),
-        }  # fmt: skip
-    normed = given.has("--qk-layernorm")
-    if not layers and not shared and not normed:
-        return {**dense, "model_type": "mixtral", "intermediate_size": width, "num_local_experts": experts,
-                "num_experts_per_tok": chosen}  # fmt: skip
-    if not shared and normed:
-        return {**dense, **routed, "model_type": "qwen3_moe", "num_experts": experts,
-                "mlp_only_layers": list(range(layers))}  # fmt: skip
-    own = {"n_routed_experts": experts, "first_k_dense_replace": layers}
-    if not normed:
-        return {**dense, **routed, **own, "model_type": "deepseek", "n_shared_experts": shared // width or None}
-    return {**dense, **routed, **groups, **own, "model_type": "glm4_moe",
-            "n_shared_experts": shared // width, "use_qk_norm": normed,
-            "attention_bias": given.has("--add-qkv-bias"), PREDICTIONS: 0}  # fmt: skip
-
-
-def dense_layers(text: str | None, layers: int) -> int | None:
-    """How many layers at the start are dense, by ``--moe-layer-freq``; None if it says another pattern."""
-    flags = expert_layers(text or "1", layers)
-    dense = 0 if flags is None else (*flags, True).index(True)
-    return dense if flags is not None and all(flags[dense:]) else None

@@ -34,7 +34,7 @@ from simpar.frameworks.megatron_execution import execution_notes, read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
 from simpar.frameworks.megatron_layers_said import further_layers, mark_told
-from simpar.frameworks.megatron_model import find_models, sizes_asked
+from simpar.frameworks.megatron_model import FoundModel, find_models, sizes_asked
 from simpar.frameworks.megatron_numerics import numerics_notes, read_numerics, read_offload, sums_low
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader, value_of
@@ -117,7 +117,8 @@ def plan_of(given: Arguments, model: str | None = None, dropout: float | None = 
     for part in (_mesh, _pipeline, _data_parallel, _recompute, read_numerics, read_offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = sizes_asked(given)
-    models, config, notes = ([model], None, []) if model else find_models(given, sizes)
+    trained = FoundModel([model]) if model else find_models(given, sizes)
+    models, config, notes = trained.models, trained.config, trained.notes
     if models:
         values["model"] = models[0]
     mark_told(given, models, config)
@@ -135,10 +136,10 @@ def plan_of(given: Arguments, model: str | None = None, dropout: float | None = 
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan, drops = Plan.model_validate(values), given.dropout()
     unsaid = {flag: rate for flag, rate in DROPOUT.items() if rate not in drops and flag not in given.values}
-    assumed: tuple[Assumed, ...] = ()
+    assumed = trained.assumed
     if dropout is not None:
         drops |= dict.fromkeys(unsaid.values(), dropout)
-        assumed = (Assumed("dropout", dropout, f"the default of {', '.join(unsaid)}"),) if unsaid else ()
+        assumed += (Assumed("dropout", dropout, f"the default of {', '.join(unsaid)}"),) if unsaid else ()
     asks = {"model": notes[0] if asked else note, **about}
     return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config,
                     dropout=drops, assumed=assumed)  # fmt: skip

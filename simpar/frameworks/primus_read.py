@@ -15,6 +15,7 @@ from simpar import files
 from simpar.architectures.catalogue import find_model, load_model
 from simpar.errors import UserError
 from simpar.frameworks import primus_bridge, primus_maxtext
+from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.maxtext_read import READER as OF_MAXTEXT
 from simpar.frameworks.megatron_arguments import SIZES, Arguments, of_mapping, with_layers
@@ -115,9 +116,18 @@ def read(text: str, name: str) -> Imported:
     words = given.words()  # of those that are given: defaults are no words of the text
     written = tuple(word for word in words.used if word in said)
     absent = {key: value for key, value in said.items() if value in (None, False)}
+    if model:
+        absent |= _of_other_layers(model, said)
     unread = {word: value for word, value in words.unread.items() if own is None or word in own}
     account = ReadWords((*written, *(["model"] if is_stated else [])), {**unread, **absent})
     return replace(result, words=account, notes=tuple(notes), asks=asks)
+
+
+def _of_other_layers(model: str, said: Mapping[str, Any]) -> dict[str, str]:
+    """Switches of layers that are off and of which the named model has what they turn off."""
+    style = architecture(load_model(model))
+    own = {"untie_embeddings_and_output_weights": not style.tied, "qk_layernorm": style.qk_norm}
+    return {key: f"off, and {model} has it" for key, has in own.items() if has and said.get(key) is False}
 
 
 def _with_model(asked: str, said: Mapping[str, Any], name: str) -> tuple[Arguments, str | None, set[str] | None]:
@@ -130,7 +140,8 @@ def _with_model(asked: str, said: Mapping[str, Any], name: str) -> tuple[Argumen
     sizes = [flag for flag in SIZES if flag in given.values]
     model = find_model(asked) if asked else None
     is_other = said.get("multi_latent_attention") is False and model and kind_of(load_model(model)) == "latent"
-    if model and not sizes and not is_other:
+    is_plain = said.get("swiglu") is False and model and architecture(load_model(model)).gated
+    if model and not sizes and not (is_other or is_plain):
         return given, model, None
     preset = preset_of(asked, name)
     if preset is not None:
@@ -138,8 +149,9 @@ def _with_model(asked: str, said: Mapping[str, Any], name: str) -> tuple[Argumen
         return of_mapping({**DEFAULTS, **preset.values, **said}, name), None, {*own, *of_mapping(own, name).values}
     if sizes and asked:
         raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")
-    if is_other:
-        raise UserError(f"{name}: multi_latent_attention = false: allowed: true, as {asked} has it")
+    if is_other or is_plain:
+        key = "multi_latent_attention" if is_other else "swiglu"
+        raise UserError(f"{name}: {key} = false: allowed: true, as {asked} has it")
     return given, model, None
 
 

@@ -151,7 +151,7 @@ class Assumed:
     """What a text leaves open: a choice of a plan, or "seq_len" or "global_batch", with the value and why it is that.
 
     ``others`` are the other likely values, of which a check simulates the step; ``together`` are choices of the plan
-    that go with one of them.
+    that go with one of them, or the config of each other "model".
     """
 
     key: str

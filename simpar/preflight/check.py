@@ -270,7 +270,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
     if cluster.world_size == 1 and 1 in (facts.devices, given.launch.per_node):  # where else could layers be
         account = account.without(("device_map",))
-    supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
+    left = (each for each in given.found.assumed if each.key != "model" or facts.model is None)
+    supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each, given.found.dropout))) for each in left)
     whole = None
     if facts.texts is not None:
         from simpar.preflight.whole_step import whole_step
@@ -338,11 +339,17 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
     )
 
 
-def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
+def _at_others(
+    problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed, dropout: Mapping[str, float]
+) -> Iterator[tuple[Any, Result]]:
     """The results at the other likely values of what is assumed, without those that are not allowed."""
     for value in (each for each in assumed.others if each != assumed.value):
         training, stack = problem.training, problem.stack
         try:
+            if assumed.key == "model":
+                graph = with_dropout(read_config(assumed.together[value], value), **dropout)
+                yield value, simulate(graph, problem.cluster, plan, training, stack=stack, with_timeline=False)
+                continue
             changed = plan.with_values(**assumed.together.get(value, {}))
             if assumed.key in Training.model_fields:
                 training = training.model_copy(update={assumed.key: value})

@@ -178,6 +178,16 @@ def test_primus_refuses_by_name(old, new, told):
         read(PRIMUS.replace(old, new), "exp.yaml", "primus")
 
 
+def test_what_a_yaml_turns_off_of_a_named_model_decides():
+    """One table in place of two is another model; so is one without gates, which is refused."""
+    off = PRIMUS.replace("profile: false", "untie_embeddings_and_output_weights: false")
+    result = read(off, "exp.yaml", "primus")
+    account = load_reader("primus").words.sort(result.words.used, result.words.unread)
+    assert "untie_embeddings_and_output_weights" in account.deciding
+    with pytest.raises(UserError, match="swiglu = false: allowed: true, as llama3"):
+        read(PRIMUS.replace("profile: false", "swiglu: false"), "exp.yaml", "primus")
+
+
 def test_what_a_yaml_turns_off_is_the_switch_that_does():
     """False asks for an unfused kernel there; what has nothing to do beside the rest is without effect."""
     off = PRIMUS.replace("profile: false", "bias_swiglu_fusion: false, sequence_parallel: false")

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from simpar.architectures.catalogue import load_model
+from simpar.architectures.catalogue import config_of, load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
-from simpar.frameworks.megatron_model import dense_layers
+from simpar.frameworks.megatron_config import dense_layers
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.translate import save_imported
 
@@ -137,7 +137,42 @@ def test_layers_that_no_config_has_decide():
 def test_what_decides_of_a_mixture_and_is_not_said(sizes, unsaid):
     """Megatron-LM would train two experts of a token, no shared experts, and experts in every layer."""
     found = imported(sizes)
-    assert [note for note in found.notes if f"without {unsaid}, which the text does not have" in note]
+    told = next(each for each in found.assumed if each.key == "model")
+    assert f"without {unsaid}, which the text does not have" in told.why
+    assert told.others == ("as the arguments state it",)
+    assert unlike_in(told.together[told.others[0]]) != unlike_in(found.config or config_of(found.plan.model))
+
+
+def unlike_in(config):
+    """What Megatron-LM's absent arguments decide, of a config."""
+    graph = read_config(config)
+    style, dims = architecture(graph), graph.dims
+    return style.gated, style.tied, dims.get("topk"), dims.get("shared_ffn"), style.experts
+
+
+@pytest.mark.parametrize(
+    ("absent", "words", "at", "runs"),
+    [
+        ("--swiglu", LLAMA_8B, 0, False),
+        ("--untie-embeddings-and-output-weights", LLAMA_8B, 1, True),
+        ("--moe-router-topk 8", QWEN_235B, 2, 2),
+        ("--untie-embeddings-and-output-weights", MIXTRAL, 1, True),
+    ],
+)
+def test_a_whole_launch_is_answered_with_megatrons_defaults(absent, words, at, runs):
+    """What runs is built of the arguments, the known model is the other reading; of part of a launch the reverse."""
+    rest = "--max-position-embeddings 4096 --seq-length 4096 --train-iters 10"
+    part = f"{words.replace(absent, '')} --vocab-size 32000"
+    whole = imported(f"{part} {rest}")
+    told = whole.assumed[0]
+    assert (whole.plan.model, told.key, told.value) == (None, "model", "as the arguments state it")
+    assert absent in told.why
+    assert unlike_in(whole.config)[at] == runs
+    assert unlike_in(told.together[told.others[0]])[at] != runs
+    open_part = imported(part)
+    assert unlike_in(open_part.config or config_of(open_part.plan.model))[at] != runs
+    assert unlike_in(open_part.assumed[0].together["as the arguments state it"])[at] == runs
+    assert [each.key for each in imported(f"{words} {rest} --vocab-size 32000").assumed] == ["dropout"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +267,7 @@ GPT3_13B = (
 def test_dropout_is_that_of_the_launch(model):
     """Megatron-LM's default where none is said, and told; else what is said, whatever the model's own is."""
     usual = imported(model)
-    assert (usual.dropout, [each.key for each in usual.assumed]) == ({"attention": 0.1, "hidden": 0.1}, ["dropout"])
+    assert (usual.dropout, usual.assumed[-1].key) == ({"attention": 0.1, "hidden": 0.1}, "dropout")
     none = imported(f"{model} --attention-dropout 0 --hidden-dropout 0.0")
     assert (none.dropout, none.assumed) == ({"attention": 0.0, "hidden": 0.0}, ())
     one = imported(f"{model} --hidden-dropout 0.2")

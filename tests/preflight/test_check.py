@@ -229,13 +229,13 @@ def test_flags_that_repeat_the_text(usual, capsys, alone):
     words = ["--", *shlex.split(COMMAND)]
     flags = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "8"]
     _, repeated = checked(capsys, "--hardware", "dgx-h100", *flags, *words)
-    note, unsaid = repeated["notes"]
-    assert note.startswith("The sizes are those of llama-3-8b, llama-3.1-8b")
-    assert "without --swiglu, --untie-embeddings-and-output-weights, which the text does not have" in unsaid
-    assert {**repeated, "notes": []} == usual[1]
+    assert repeated["notes"][0].startswith("The sizes are those of llama-3-8b, llama-3.1-8b")
+    (other,) = (each for each in repeated["assumed"] if each["key"] == "model")
+    assert other["others"][0]["step_time_s"] < repeated["step_time_s"]  # two matrices of an MLP, not three
+    assert {**repeated, "notes": [], "assumed": usual[1]["assumed"]} == usual[1]
     alone()
     _, twin = checked(capsys, *HARDWARE, "--model", "llama-3.1-8b", *words)
-    assert twin["notes"] == []
+    assert (twin["notes"], [each["key"] for each in twin["assumed"]]) == ([], ["dropout"])
 
 
 @pytest.mark.usefixtures("no_neighbours")
