@@ -199,6 +199,7 @@ def _unsaid(given: Arguments, model: str) -> list[str]:
     """The arguments that decide of a model's layers and are not in the text."""
     graph = load_model(model)
     style, head = architecture(graph), graph.dims.get("head_dim")
+    window = _narrowest(given, graph)
     usual = graph.dims["hidden"] // graph.dims["heads"]
     absent = {
         "--swiglu": style.gated and not is_gated(given),
@@ -210,6 +211,7 @@ def _unsaid(given: Arguments, model: str) -> list[str]:
         and "--moe-router-topk" not in given.values,
         f"--moe-shared-expert-intermediate-size {graph.dims.get('shared_ffn')}": graph.dims.get("shared_ffn")
         and "--moe-shared-expert-intermediate-size" not in given.values,
+        f"{WINDOW} {window and window - 1},0": window is not None,
         "--moe-layer-freq": not all(style.experts) and not graph.has_state and "--moe-layer-freq" not in given.values,
     }
     return [flag for flag, is_absent in absent.items() if is_absent]
@@ -259,10 +261,22 @@ def _changed(
 
 def _with_positions(given: Arguments, model: str) -> dict[str, int]:
     """What changes in a shipped model's config, if its table of positions ends before the text's sequences."""
-    longest, length = load_model(model).longest, given.number("--seq-length") or 0
-    if length <= (longest or length):
+    if _reaches(given, load_model(model)):
         return {}
-    return {key: given.number("--max-position-embeddings") or length for key in TABLE if key in config_of(model)}
+    length = given.number("--max-position-embeddings") or given.number("--seq-length")
+    return {key: length for key in TABLE if length and key in config_of(model)}
+
+
+def _reaches(given: Arguments, graph: ModelGraph) -> bool:
+    """Whether a model's table of positions, if it has one, goes on to the end of the text's sequences."""
+    return graph.longest is None or (given.number("--seq-length") or 0) <= graph.longest
+
+
+def _narrowest(given: Arguments, graph: ModelGraph) -> int | None:
+    """The narrowest window of a model where the text says none and its sequences are longer; None without one."""
+    windows = [size for size in architecture(graph).windows if size is not None]
+    is_open = WINDOW not in given.values and min(windows, default=0) < (given.number("--seq-length") or 0)
+    return min(windows) if windows and is_open else None
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
@@ -287,7 +301,7 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     if len(models) > 1:
         ways = {name: _unlike(given, load_model(name)) for name in models}
         models = [name for name in models if ways[name] == min(ways.values())]
-    reaching = [name for name in models if not _with_positions(given, name)]
+    reaching = [name for name in models if _reaches(given, load_model(name))]
     models = reaching if reaching or "--vocab-size" in given.values else models  # without it, none can be built
     if not models or WINDOW not in given.values:
         return models
@@ -335,5 +349,6 @@ def _unlike(given: Arguments, graph: ModelGraph) -> int:
         + ((style.norm == "rms") != rms)
         + (style.tied != ("--untie-embeddings-and-output-weights" not in given.values))
         + (not graph.is_mixture and graph.dims.get("ffn") != width)
+        + (_narrowest(given, graph) is not None)
         + len(unlike(given, graph))
     )

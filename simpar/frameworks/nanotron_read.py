@@ -11,7 +11,7 @@ from simpar.frameworks.match import is_telling, model_note, models_with
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.words import ReadWords, WordTable
+from simpar.frameworks.words import ReadWords, WordTable, rate_of
 from simpar.plan.plan import Plan
 from simpar.precisions import LONG_NAMES
 
@@ -44,6 +44,8 @@ ORDINARY: dict[str, tuple[Any, ...]] = {
 """Values of words that say what the stack does anyhow."""
 EXPERTS = ("moe_config.num_local_experts", "num_local_experts", "moe_num_experts", "num_experts")
 """Other names of the number of experts (``examples/moe``; configs converted from the hub)."""
+STARCODER, STARCODER_DROPS = "starcoder2", 0.1
+"""A kind of nanotron's models, and its dropout where none is said."""
 ASYNC = "tp_linear_async_communication"
 
 
@@ -60,16 +62,17 @@ def read(text: str, name: str) -> Imported:
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
     sizes, told = _sizes(given)
-    models = _tied_as_said(models_with(sizes), given)
+    models = _with_said_window(_tied_as_said(models_with(sizes), given), given)
     values |= {"model": models[0] if models else None}
     plan = plan_said(values)
-    config = None if models else _config(given, values["tp"])
+    config, drops = None if models else _config(given, values["tp"]), _dropout(given)
     note = "" if config else model_note(models, sizes)
     built = f"No shipped model has these sizes; it is built from the config (model_type {config['model_type']})." if (
         config) else ""  # fmt: skip
     notes = (*filter(None, (note, built, _serial(given, plan))), *twice, *given.misspelt())
     sizes = sizes if is_telling(sizes) else told
-    return Imported(plan, _words(given), notes, sizes=sizes, asks={"model": note}, config=config)
+    return Imported(plan, _words(given), notes, sizes=sizes, asks={"model": note}, config=config,
+                    dropout=drops)  # fmt: skip
 
 
 def _words(given: ConfigReader) -> ReadWords:
@@ -95,6 +98,8 @@ def _sizes(given: ConfigReader) -> tuple[dict[str, int], dict[str, int]]:
             raise UserError(f"{given.source}: {MIXTURE}num_experts is missing: {MIXTURE[:-1]} says a mixture")
     elif result["expert_ffn"] is None:
         result["expert_ffn"] = USUAL_EXPERTS["moe_config.moe_intermediate_size"]
+    if _kind(given) == STARCODER:
+        result |= _of_starcoder(given, result)
     told = {ours: size for ours, size in result.items() if size is not None}
     sizes = dict(told)
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
@@ -109,15 +114,55 @@ def _tied_as_said(models: Sequence[str], given: ConfigReader) -> list[str]:
     return [name for name in models if told is None or bool(config_of(name).get("tie_word_embeddings")) == bool(told)]
 
 
+def _with_said_window(models: Sequence[str], given: ConfigReader) -> list[str]:
+    """The models; of StarCoder 2 only those whose window is the config's, which has none unless it says one."""
+    if _kind(given) != STARCODER:
+        return list(models)
+    said = given.whole(f"{MODEL}sliding_window_size")
+    return [name for name in models if config_of(name).get("sliding_window") == said]
+
+
+def _kind(given: ConfigReader) -> str:
+    """Which of nanotron's models a config has."""
+    kinds = (match[1] for key in given if (match := KIND.fullmatch(key.removeprefix(MODEL))) and given.get(key))
+    return next(kinds, "llama")
+
+
+def _of_starcoder(given: ConfigReader, sizes: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Sizes in the words of StarCoder 2: heads of keys that are grouped, one, or all, and an MLP of four widths.
+
+    Source: ``Starcoder2Config`` (``src/nanotron/config/models_config.py``).
+    """
+    grouped, one = given.get(f"{MODEL}grouped_query"), given.get(f"{MODEL}multi_query")
+    groups, hidden = given.whole(f"{MODEL}num_kv_heads"), sizes["hidden"]
+    usual = 4 * hidden if hidden else None
+    return {"kv_heads": groups if grouped else 1 if one else sizes["heads"], "ffn": sizes["ffn"] or usual}
+
+
+def _dropout(given: ConfigReader) -> dict[str, float]:
+    """The dropout of StarCoder 2; no other model of nanotron has any."""
+    if _kind(given) != STARCODER:
+        return {}
+    said = {"attention": given.get(f"{MODEL}attn_pdrop"), "hidden": given.get(f"{MODEL}resid_pdrop")}
+    given.get(f"{MODEL}embd_pdrop")  # as that of branches
+    return {name: STARCODER_DROPS if rate_of(rate) is None else float(rate) for name, rate in said.items()}
+
+
 def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
     """The config of a model that is not shipped; None if its fields do not say all of it. Raises UserError."""
-    kinds = [match[1] for key in given if (match := KIND.fullmatch(key.removeprefix(MODEL))) and given.get(key)]
-    kind = next(iter(kinds), "llama")
+    kind = _kind(given)
     if kind == "mamba":
         raise UserError(f"{given.source}: {MODEL}is_mamba_config: Mamba-1 is not modelled; allowed: llama, qwen2")
     result = {theirs: given.get(MODEL + ours) for ours, theirs in HF.items()}
     words = given.whole(f"{MODEL}vocab_size")
-    if words is None or kind not in ("llama", "qwen2", "llamoe") or None in (result[key] for key in list(HF)[:4]):
+    if kind == STARCODER:
+        own = _of_starcoder(given, _sizes(given)[0])
+        result |= {"intermediate_size": own["ffn"], "num_key_value_heads": own["kv_heads"], "tie_word_embeddings": True}
+    if (
+        words is None
+        or kind not in ("llama", "qwen2", "llamoe", STARCODER)
+        or (None in (result[key] for key in list(HF)[:4]))
+    ):
         return None
     multiple = (given.whole("model.make_vocab_size_divisible_by") or 1) * tp
     result |= {
@@ -128,6 +173,8 @@ def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
     window = given.whole(f"{MODEL}sliding_window_size")
     biased = bool(given.get(f"{MODEL}attention_bias"))
     windows = {"sliding_window": window, "use_sliding_window": True} if window else {}
+    if kind == STARCODER:
+        return {**result, "model_type": kind, "sliding_window": window}
     sizes, _ = _sizes(given)
     if sizes["num_experts"]:
         return _mixture(given, {**result, **windows}, sizes, biased=biased)
@@ -223,7 +270,8 @@ WORDS = WordTable(
         *(f"{MODEL}{name}" for name in (
             "*_token_id", "hidden_act", "initializer_range", "is_*_config", "max_position_embeddings", "pretraining_tp",
             "rms_norm_eps", "rope_*", "use_cache", "z_loss_*", "no_rope_layer", "interleaved_rotary", "_use_qkv_packed",
-            "log_attn_probs",
+            "log_attn_probs", "layer_norm_epsilon", "scale_attn_weights", "activation_function",
+            "attention_softmax_in_fp32", "use_rotary_embeddings",
             "moe_config.router_aux_loss_coef", "moe_config.router_z_loss*", "_fused_*", "mup*", "attention_bias",
             "moe_config.shared_expert_intermediate_size", "moe_loss_weight", "moe_z_loss_weight",
         )),

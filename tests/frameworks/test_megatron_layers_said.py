@@ -316,3 +316,17 @@ def test_defaults_of_other_front_ends(text, name, target, rates):
     assert set(read(f"{text} {GPT3_13B if target == 'megatron-deepspeed' else ''}", name, target).dropout.values()) == {
         rates
     }
+
+
+def test_windows_that_a_text_does_not_say_are_no_windows():
+    """GPT-Neo's sizes are GPT-3's, and Mistral's without its window are another model in longer sequences."""
+    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16"
+    for length in (2048, 32768):
+        found = imported(f"{sizes} --seq-length {length} --max-position-embeddings {length}")
+        config = found.config or config_of(found.plan.model)
+        assert config["model_type"] == "gpt2"
+    long = f"{LLAMA_8B} --vocab-size 32000 --max-position-embeddings 32768 --train-iters 9"
+    assert imported(f"{long} --seq-length 4096").assumed[0].key == "dropout"
+    told = imported(f"{long} --seq-length 32768")
+    assert (told.plan.model, told.config["model_type"], told.assumed[0].others) == (None, "llama", ("mistral-7b",))
+    assert "without --window-size 4095,0, which the text does not have" in told.assumed[0].why

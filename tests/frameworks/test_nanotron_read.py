@@ -53,9 +53,31 @@ def test_windows_and_other_models():
     assert architecture(read_config(imported({"sliding_window_size": 20}).config)).windows == (20,) * 12
     with pytest.raises(UserError, match="Mamba-1 is not modelled"):
         imported({"is_qwen2_config": False, "is_mamba_config": True})
-    for other in ({"is_qwen2_config": False, "is_starcoder2_config": True}, {"moe_num_experts": 4, "moe_glu": False}):
-        found = imported(other)
-        assert (found.config, "give --model" in found.asks["model"]) == (None, True)
+    found = imported({"moe_num_experts": 4, "moe_glu": False})
+    assert (found.config, "give --model" in found.asks["model"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "heads"),
+    [({"grouped_query": True, "num_kv_heads": 4}, 4), ({"multi_query": True}, 1), ({"num_kv_heads": 4}, 36)],
+)
+def test_starcoder_2(words, heads):
+    """Its words for heads of keys, an MLP of four widths, one table, and a dropout that no other model there has."""
+    sizes = {
+        "is_starcoder2_config": True, "hidden_size": 4608, "num_hidden_layers": 32, "num_attention_heads": 36,
+        "vocab_size": 49152, "max_position_embeddings": 4096, "activation_function": "gelu", "resid_pdrop": 0,
+    }  # fmt: skip
+    config = {"parallelism": {"dp": 2, "pp": 1, "tp": 1}, "model": {"model_config": {**sizes, **words}},
+              "tokens": {"sequence_length": 4096, "micro_batch_size": 1}}  # fmt: skip
+    found = read(yaml.safe_dump(config), "config.yaml", "nanotron")
+    graph = read_config(found.config)
+    assert (graph.dims["kv_heads"], graph.dims["ffn"], graph.tied_embeddings) == (heads, 4 * 4608, True)
+    assert set(architecture(graph).windows) == {None}  # the released model's has 4,096 tokens
+    assert found.dropout == {"attention": 0.1, "hidden": 0.0}
+    assert WORDS.sort(found.words.used, found.words.unread).unknown == ()
+    config["model"]["model_config"] |= {"sliding_window_size": 4096}
+    shipped = read(yaml.safe_dump(config), "config.yaml", "nanotron").plan.model
+    assert shipped == ("starcoder2-7b" if heads == 4 else None)
 
 
 def test_the_last_of_two_sections_counts(tmp_path):
