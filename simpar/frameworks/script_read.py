@@ -12,8 +12,9 @@ from simpar.frameworks.script_starts import OF_STARTS, Starts
 from simpar.frameworks.script_statements import IN_CODE
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
+from simpar.frameworks.trainer_habits import SFT, TRANSFORMERS
 from simpar.frameworks.trainer_read import Habits, plan_of
-from simpar.frameworks.trainer_readers import SFT, TRANSFORMERS, UNSLOTH
+from simpar.frameworks.trainer_readers import UNSLOTH
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.words import ReadWords, WordTable, plain
 

@@ -12,10 +12,20 @@ from simpar.frameworks.reader import NOT_READ, Reader, trains_on_preferences, wh
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
+from simpar.frameworks.trainer_habits import (
+    ALPACA_LORA,
+    BY_SWITCH,
+    EVERY,
+    LLM_ADAPTERS,
+    OF_TRLS_OPTIONS,
+    SCRIPTS,
+    SFT,
+    TRANSFORMERS,
+    TRL,
+)
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_words import HEAD, WORDS
 from simpar.frameworks.words import ReadWords, plain
-from simpar.plan.choices.tuning import Tuning
 
 TELLING = ("per_device_train_batch_size", "gradient_checkpointing", "model_max_length", "per_gpu_train_batch_size")
 """Arguments that a script has only if it is started as Hugging Face's Trainer is."""
@@ -83,45 +93,6 @@ OF_AXOLOTL = ("preprocess", "inference", "merge-lora", "merge-sharded-fsdp-weigh
 """Commands of Axolotl (``cli/main.py``) that train nothing."""
 UNTRAINED = "preferences and rewards are not modelled, and others train nothing"
 
-EVERY = Tuning().lora_targets
-TRANSFORMERS = Habits("transformers")
-SFT = Habits(
-    "trl",
-    told={"recompute": "SFTConfig checkpoints unless told not to; TRL before 0.20 did not"},
-    precision="bf16",
-    recompute=True,
-    adapters=Adapters(16),
-)
-"""A script with TRL's SFTConfig: bf16 and checkpointing unless told otherwise (``trainer/base_config.py``)."""
-OF_TRLS_OPTIONS = replace(SFT, adapters=Adapters(16, dropout=0.05))
-"""One that reads them of a file, by TRL's parser with its ModelConfig."""
-TRL = replace(
-    SFT, length=1024, states="fp32", attention="sdpa", adapters=Adapters(16, frozen="fp32", dropout=0.05), told={}
-)
-"""``trl sft``: lengths of 1,024 (``sft_config.py``), weights in fp32 (``model_config.py``)."""
-QLORA = Habits("transformers", recompute=True, length=1280, states="fp32", attention="sdpa",
-               adapters=Adapters(64, EVERY, bits=4, frozen="fp32", dropout=0.0))  # fmt: skip
-"""``qlora.py`` of artidoro/qlora: adapters of all projections beside 4 bits, 1,024 + 256 tokens."""
-ALPACA_LORA = Habits("transformers", precision="fp16", recompute=True, length=256, states="fp32", micro_batch=4,
-                     adapters=Adapters(bits=8, dropout=0.05))  # fmt: skip
-"""``finetune.py`` of tloen/alpaca-lora: 8 bits, whose preparation by PEFT checkpoints."""
-LLM_ADAPTERS = replace(ALPACA_LORA, recompute=False, adapters=replace(ALPACA_LORA.adapters, bits=None))
-"""That of AGI-Edgerunners/LLM-Adapters, which loads 16 bits unless told otherwise."""
-LLAVA = replace(TRANSFORMERS, states="low", adapters=Adapters(64, EVERY, dropout=0.05))
-"""``train.py`` of haotian-liu/LLaVA and what is made of it: adapters of every Linear of the decoder, of rank 64."""
-LONG_LORA = replace(TRANSFORMERS, adapters=Adapters(8, ("q_proj", "k_proj", "v_proj", "o_proj"), dropout=0.0))
-"""``fine-tune.py`` of dvlab-research/LongLoRA and what is made of it."""
-INTERN_VL = replace(LLAVA, adapters=Adapters(16, EVERY, dropout=0.05))
-"""``internvl_chat_finetune.py`` of OpenGVLab/InternVL, whose rank is said."""
-BY_SWITCH = {"lora_enable": LLAVA, "low_rank_training": LONG_LORA, "use_llm_lora": INTERN_VL}
-"""What scripts with a switch of adapters of their own do."""
-RUN_CLM = replace(TRANSFORMERS, length=1024)
-"""transformers' example of causal language models: blocks of 1,024 tokens where nothing says how long they are."""
-RUN_MLM = replace(TRANSFORMERS, length=512)
-"""That of masked ones: blocks as long as the tokenizer allows, at most 1,024; encoders' allow 512."""
-SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RUN_CLM, "run_mlm.py": RUN_MLM,
-           "run_mlm_no_trainer.py": RUN_MLM}  # fmt: skip
-"""Scripts of the Trainer whose own defaults are known, by name."""
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
     adapters=Adapters(targets=EVERY, precision="bf16", dropout=0.0),

@@ -151,6 +151,7 @@ WORDS = ACCELERATE | WordTable(
         "vision_*": VISION,
         "*_vision_*": VISION,
         "image_*": VISION,
+        "m??_pixels": "how many patches an image has: time and memory",
         "video_*": VISION,
         **dict.fromkeys(("force_image_size", "down_sample_ratio", "dynamic_image_size", "*_dynamic_patch", "ps_version",
                          "use_thumbnail", "drop_path_rate", "vit_*", "frames_upbound", "fps", "*_num_frame", "s2_*",

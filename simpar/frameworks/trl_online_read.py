@@ -13,8 +13,9 @@ from simpar.frameworks.reader import Reader
 from simpar.frameworks.rollout_side import side_of
 from simpar.frameworks.target import Imported, ImportedStep
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand
+from simpar.frameworks.trainer_habits import SFT, TRL
 from simpar.frameworks.trainer_read import Habits, plan_of
-from simpar.frameworks.trainer_readers import NAMES, SFT, TRL, arguments_in, stage_of_trl, starts_where
+from simpar.frameworks.trainer_readers import NAMES, arguments_in, stage_of_trl, starts_where
 from simpar.frameworks.trainer_words import PREFERENCE, WORDS
 from simpar.frameworks.trl_rollout import ENGINE_WORDS, OnlineTrainer, longest_texts, rollout, server_of
 from simpar.frameworks.words import ReadWords, WordTable

@@ -64,6 +64,38 @@ def test_a_tower_is_left_unless_it_is_told(command, full, lora, freezes):
     assert frozen(f"{command} {full}", READS) == (False, False)
 
 
+QWEN_VL = (
+    "torchrun --nproc_per_node 8 qwenvl/train/train_qwen.py --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --bf16 "
+    "--per_device_train_batch_size 1 --model_max_length 2048 --deepspeed examples/deepspeed/ds_z3_config.json"
+)
+
+
+@pytest.mark.parametrize(
+    ("switches", "parts"),
+    [
+        ("", (False, False)),
+        ("--tune_mm_vision False --tune_mm_mlp True --tune_mm_llm True", (True, False)),
+        ("--tune_mm_llm True --tune_mm_mlp True", (True, False)),  # what is not said is off
+        ("--tune_mm_vision=True --tune_mm_mlp=False --tune_mm_llm True", (False, True)),
+        ("--freeze_vision_tower True --freeze_llm False --freeze_merger False", (True, False)),
+        ("--freeze_backbone True --freeze_llm False --freeze_mlp True", (True, True)),
+    ],
+)
+def test_switches_of_scripts(switches, parts):
+    """Qwen's and InternVL's scripts, and others with their names, say part by part what is trained, or is not."""
+    result = check(f"{QWEN_VL} {switches}", hardware="hgx-h200")
+    tuning = result.result.setup.plan["tuning"]
+    assert (tuning["frozen_tower"], tuning["frozen_connector"]) == parts
+    assert not result.account.deciding
+
+
+def test_a_tower_beside_adapters_of_a_script():
+    """Its adapters are those of attention, and a projector that is trained beside them decides."""
+    result = check(f"{QWEN_VL} --lora_enable True --tune_mm_mlp True", hardware="hgx-h200")
+    assert {*result.account.deciding} == {ADAPTED}
+    assert result.result.setup.plan["tuning"]["lora_targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
 def test_patches_of_images_decide():
     """Variables of ms-swift that say how many there are, where there is a tower."""
     assert deciding(f"MAX_PIXELS=1003520 {SWIFT}") == {"MAX_PIXELS"}
