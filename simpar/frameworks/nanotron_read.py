@@ -145,7 +145,8 @@ def _dropout(given: ConfigReader) -> dict[str, float]:
         return {}
     said = {"attention": given.get(f"{MODEL}attn_pdrop"), "hidden": given.get(f"{MODEL}resid_pdrop")}
     given.get(f"{MODEL}embd_pdrop")  # as that of branches
-    return {name: STARCODER_DROPS if rate_of(rate) is None else float(rate) for name, rate in said.items()}
+    rates = {name: rate_of(rate) for name, rate in said.items()}
+    return {name: STARCODER_DROPS if rate is None else rate for name, rate in rates.items()}
 
 
 def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
