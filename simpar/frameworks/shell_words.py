@@ -90,8 +90,7 @@ class Variables(dict[str, list[str]]):
             return self._string(node)
         if kind in ("simple_expansion", "expansion", "command_substitution"):
             expanded = self._expanded(text) if kind != "command_substitution" else [self.put_in(text)]
-            is_whole = not is_split or any(word.startswith(("$(", "${")) for word in expanded)
-            return [" ".join(expanded)] if is_whole else [part for word in expanded for part in split(word)]
+            return [part for word in expanded for part in split(word)] if is_split else [" ".join(expanded)]
         if kind == "arithmetic_expansion":
             value = self.arithmetic(text[2:-1] if text.startswith("$[") else text[3:-2])
             return [text if value is None else str(value)]
@@ -277,14 +276,14 @@ def _unescaped(text: str) -> str:
 
 
 def split(text: str, separated: Callable[[str], list[str]] = str.split) -> list[str]:
-    """The words of an expanded text; what a command would print is left in one piece, with the command's own words.
+    """The words of an expanded text; what only running would tell is left in one piece, with its own words.
 
     ``separated`` parts a text in which no such command has spaces.
     """
     kept, at = list[str](), 0
     while match := _NEXT.search(text, at):
-        is_output = match.group(0) in ("$((", "$(", "$[", "`")
-        end = _end_of(text, match.end(), match.group(0)) if is_output else None
+        is_whole = match.group(0) in ("$((", "$(", "${", "$[", "`")
+        end = _end_of(text, match.end(), match.group(0)) if is_whole else None
         kept.append(text[at : match.end() if end is None else match.start()])
         kept.append("" if end is None else re.sub(r"\s", _SPACE, text[match.start() : end]))
         at = match.end() if end is None else end

@@ -124,3 +124,25 @@ def test_names_in_capitals_may_be_of_the_environment():
     """What a branch that is not taken would set may be set where the script is started."""
     script = Script("set -- none\nif [ $1 = full ]; then EXTRA=--a; fi\nrun $EXTRA", "train.sh")
     assert script.commands[-1] == ["run", "${EXTRA}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("(--nproc_per_node 8 --rdzv_id $RANDOM)", ["--nproc_per_node", "8", "--rdzv_id", "${RANDOM}"]),
+        ('(--endpoint $(hostname -i):29500 --nproc_per_node 8)',
+         ["--endpoint", "$(hostname -i):29500", "--nproc_per_node", "8"]),
+        ('"$MORE --nproc_per_node 8"', ["${MORE}", "--nproc_per_node", "8"]),
+        ('"--name ${UNTOLD//a/b c} --nproc_per_node 8"', ["--name", "${UNTOLD//a/b c}", "--nproc_per_node", "8"]),
+        ('"$(cat a b) --nproc_per_node 8"', ["$(cat a b)", "--nproc_per_node", "8"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("put_in", ["${A[@]}", '"${A[@]}"', "$A", "${A[*]}"])
+def test_a_list_with_an_unknown_word_is_several_words(values, expected, put_in):
+    """What only running would tell is left as one word among the others, as the shell has it."""
+    is_array = values.startswith("(")
+    if put_in.startswith('"') and not is_array:
+        expected = [" ".join(expected)]
+    elif put_in == "$A" and is_array:
+        put_in = "${A[@]}"
+    assert Script(f"A={values}\nrun {put_in}\n", "train.sh").commands == [["run", *expected]]
