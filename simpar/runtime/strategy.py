@@ -67,6 +67,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
 
     Raises UserError for what torch cannot do, or does wrongly.
     """
+    _refuse_overlaps(plan)
     _refuse(plan, graph, cut=graph is None and schedule is not None)
     if schedule is not None:
         refuse_schedule(schedule)
@@ -172,6 +173,12 @@ def _refuse_other_pipelines(plan: Plan) -> None:
         raise UserError(
             "plan.encoder_in_bubbles = true: torch's pipelines run a stage on one rank; allowed in a real run: false"
         )
+
+
+def _refuse_overlaps(plan: Plan) -> None:
+    for name in ("ep_overlap", "shared_expert_overlap"):
+        if getattr(plan.experts, name):
+            raise UserError(f"plan.{name} = true: a rank waits for its tokens; allowed in a real run: false")
 
 
 def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:

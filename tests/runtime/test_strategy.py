@@ -78,6 +78,8 @@ def test_zero_decides_what_is_sharded():
             {"model": "mixtral-8x7b", "tp": 2, "ep": 2, "sequence_parallel": False},
             "experts with tp > 1 take each token from one rank",
         ),
+        ({"model": "mixtral-8x7b", "ep": 4, "ep_overlap": True}, "plan.ep_overlap = true: a rank waits for its tokens"),
+        ({"model": "mixtral-8x7b", "ep": 4, "shared_expert_overlap": True}, "plan.shared_expert_overlap = true"),
         ({"pp": 4, "schedule": "dualpipe"}, "dualpipe"),
         ({"model": "deepseek-v3", "pp": 4, "schedule": "zb-h1"}, "predicts further tokens: .*without W"),
         (
