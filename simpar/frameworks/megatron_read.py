@@ -57,7 +57,7 @@ BALANCED, KEEP_LOADS = "--moe-router-load-balancing-type", (
 """What balances experts, and what does beside it, or is assumed not to."""
 COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 """Arguments by which the embedding, and the loss, count as a layer of their stage."""
-RECOMPUTED = "--recompute-num-layers"
+RECOMPUTED, MIXTURES_AGAIN = "--recompute-num-layers", "--moe-layer-recompute"
 OF_2021 = {
     "--activations-checkpoint-method": "--recompute-method", "--activations-checkpoint-num-layers": RECOMPUTED,
     "--distribute-checkpointed-activations": "--distribute-saved-activations",
@@ -319,7 +319,8 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
 def _recompute(given: Arguments) -> dict[str, Any]:
     granularity, method = given.text("--recompute-granularity"), given.text("--recompute-method")
     number = given.number(RECOMPUTED) or 1
-    if given.has("--recompute-activations") or granularity == "selective":
+    of_mixtures = granularity in (None, "none", "selective") and given.has(MIXTURES_AGAIN)
+    if given.has("--recompute-activations") or granularity == "selective" or of_mixtures:
         return {"recompute": _by_module(given)}
     if granularity in (None, "none"):
         # megatron/training/arguments.py until 2022: so many layers at a time, one by default
@@ -366,9 +367,10 @@ def _segments(given: Arguments, number: int) -> str:
 
 def _by_module(given: Arguments) -> str:
     """The policy for the named modules; attention, the default, has a name of its own."""
-    if not given.has("--recompute-modules"):
-        return "selective"
-    known = [name for name in given.values["--recompute-modules"] if name in MODULES]
+    named = given.values["--recompute-modules"] if given.has("--recompute-modules") else ["core_attn"]
+    known = [name for name in named if name in MODULES]
+    if MIXTURES_AGAIN in given.values and "moe" not in known:
+        known.append("moe")
     if known == ["core_attn"]:
         return "selective"
     return of_modules(known)
@@ -420,6 +422,8 @@ def _notes(given: Arguments) -> Iterator[str]:
         yield f"--optimizer {given.text('--optimizer')} is read as muon."
     if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
         yield f"--use-megatron-fsdp shards all without {STRATEGY} (before April 2026 it shards nothing)."
+    if MIXTURES_AGAIN in given.used & set(given.values) and "--recompute-modules" not in given.values:
+        yield f"{MIXTURES_AGAIN} is read as --recompute-modules core_attn moe (until April 2025 the mixtures alone)."
     number = given.number(RECOMPUTED) or 1
     if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."

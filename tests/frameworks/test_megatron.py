@@ -91,6 +91,8 @@ def test_modules_that_are_recomputed_are_words_of_their_own():
         ("--recompute-modules layernorm core_attn", "modules:layernorm+core_attn", 0),
         ("--recompute-modules layernorm gdn_norm_out", "modules:layernorm", 1),
         ("--recompute-modules gdn_norm_out", "none", 1),
+        ("--moe-layer-recompute", "modules:core_attn+moe", 1),
+        ("--moe-layer-recompute --recompute-modules layernorm moe", "modules:layernorm+moe", 0),
     ],
 )
 def test_modules_are_read_as_they_are_named(modules, policy, notes):

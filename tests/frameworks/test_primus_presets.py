@@ -50,8 +50,8 @@ def test_a_model_of_the_checkout(experiment):
 
 def test_words_of_the_model_itself_decide(experiment):
     """What its own file says is part of what is trained."""
-    found = experiment("own", moe_layer_recompute=True)
-    assert "moe_layer_recompute" in load_reader("primus").words.sort(found.words.used, found.words.unread).deciding
+    found = experiment("own", use_z_loss=True)
+    assert "use_z_loss" in load_reader("primus").words.sort(found.words.used, found.words.unread).deciding
 
 
 def test_sizes_beside_a_model(experiment):
