@@ -15,9 +15,11 @@ OF_TOWERS: Mapping[str, str] = {
 """What it could change."""
 
 
+BOTH = "freeze_mm_modules"
+"""Axolotl's switch for towers and projectors."""
 FREEZES = (
-    ("freeze_vision_tower", "freeze_vit", "freeze_vision", "freeze_vision_model", "freeze_backbone"),
-    ("freeze_merger", "freeze_projector", "freeze_multi_modal_projector", "freeze_aligner", "freeze_mlp"),
+    (BOTH, "freeze_vision_tower", "freeze_vit", "freeze_vision", "freeze_vision_model", "freeze_backbone"),
+    (BOTH, "freeze_merger", "freeze_projector", "freeze_multi_modal_projector", "freeze_aligner", "freeze_mlp"),
 )
 TUNES = (
     ("tune_mm_vision", "tune_vision_tower", "tune_vision"),

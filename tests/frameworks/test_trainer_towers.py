@@ -89,6 +89,18 @@ def test_switches_of_scripts(switches, parts):
     assert not result.account.deciding
 
 
+def test_axolotl_freezes_both(tmp_path):
+    """Its one switch is for towers and projectors; untold, both are trained."""
+    path = tmp_path / "axolotl.yaml"
+    for switch, is_frozen in ("freeze_mm_modules: true\n", True), ("", False):
+        path.write_text(
+            f"base_model: {SEES}\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n"
+            f"num_epochs: 1\ndatasets:\n  - path: x\n    type: alpaca\n{switch}"
+        )
+        tuning = check(str(path), hardware="hgx-h200", gpus=8).result.setup.plan["tuning"]
+        assert (tuning["frozen_tower"], tuning["frozen_connector"]) == (is_frozen, is_frozen)
+
+
 def test_a_tower_beside_adapters_of_a_script():
     """Its adapters are those of attention, and a projector that is trained beside them decides."""
     result = check(f"{QWEN_VL} --lora_enable True --tune_mm_mlp True", hardware="hgx-h200")
