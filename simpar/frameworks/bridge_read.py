@@ -38,7 +38,7 @@ from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import GATHERS, LOSS_KERNEL, with_loss, with_weights
 from simpar.frameworks.megatron_layers_said import OF_LATENTS, predictions_in
-from simpar.frameworks.megatron_read import FIRST, LAST, LAYOUT, plan_of
+from simpar.frameworks.megatron_read import DROPPED, FIRST, LAST, LAYOUT, plan_of
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.predictions import as_said, with_predictions
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
@@ -198,7 +198,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str], cha
     names = {flag: field for field, flag in _plain().items()}
     said_notes += [*_unsure(given), *_of_8_bits(given, config, values)]
     arguments = Arguments(values, path, tuple(said_notes), names, untold)
-    imported = plan_of(arguments, model, dropout=None)  # which is the provider's
+    is_plain = isinstance(made, ConfigCall) and made.name == "GPTModelProvider" and not (hub or model)
+    imported = plan_of(arguments, model, dropout=DROPPED if is_plain else None)  # other providers' is their model's
     if built and not model:
         note = f"No shipped model has these sizes; it is built of the recipe (model_type {built[1]['model_type']})."
         plan = imported.plan.model_copy(update={"model": None})

@@ -178,7 +178,8 @@ def _arguments_of(given: ConfigReader) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in given.values_.items():
         word = key.removeprefix("model.")
-        if not key.startswith("model.") or "." in word or word in (*OWN, *FUSED) or value is None or value == 0:
+        is_off = value is None or (value == 0 and not word.endswith("_dropout"))
+        if not key.startswith("model.") or "." in word or word in (*OWN, *FUSED) or is_off:
             continue
         if isinstance(value, list) and not all(isinstance(each, int | str) for each in value):
             continue

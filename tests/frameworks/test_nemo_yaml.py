@@ -40,6 +40,14 @@ def test_a_config() -> None:
     assert (plan.recompute, plan.sequence_parallel, plan.grad_dtype) == ("selective", True, "fp32")
     assert (plan.overlap_grad_reduce, plan.overlap_param_gather) == (True, False)
     assert [each.key for each in result.assumed] == ["model", "dropout"]
+    assert result.dropout == {"attention": 0.1, "hidden": 0.1}
+
+
+def test_dropout_of_a_config() -> None:
+    """As it says, none included; fine-tuning has none where it says none (``megatron_gpt_finetuning_config.yaml``)."""
+    assert imported(changed(hidden_dropout=0.0, attention_dropout=0)).dropout == {"attention": 0.0, "hidden": 0.0}
+    tuned = imported(changed(hidden_dropout=0.2, data={"train_ds": {"micro_batch_size": 1}}))
+    assert tuned.dropout == {"attention": 0.0, "hidden": 0.2}
 
 
 @pytest.mark.parametrize(
