@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
+from simpar.frameworks import read
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.megatron_layers_said import predictions_in
 from tests.frameworks.test_recipes import account
@@ -64,3 +65,9 @@ def test_parts_that_a_recipe_freezes(lines, frozen, left):
     """A tower that is simulated is trained unless the recipe leaves it as it is."""
     plan, words = account(lines, "Qwen/Qwen2.5-VL-7B-Instruct")
     assert ((plan.tuning.frozen_tower, plan.tuning.frozen_connector), words) == (frozen, left)
+
+
+def test_a_class_that_is_a_model():
+    """Bridge's recipes of OLMoE name no hub: their class has all sizes."""
+    text = "def recipe():\n    return ConfigContainer(model=OlMoEModelProvider(expert_model_parallel_size=8))\n"
+    assert read(text, "recipe.py", "megatron-bridge").plan.model == "olmoe-1b-7b"
