@@ -3,10 +3,9 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.frameworks import read
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.megatron_layers_said import predictions_in
-from tests.frameworks.test_recipes import account
+from tests.frameworks.test_recipes import account, own
 
 STAGES = "cfg.model.pipeline_model_parallel_size = 4"
 OF_ENDS = ["cfg.model.num_layers_in_first_pipeline_stage = 11", "cfg.model.num_layers_in_last_pipeline_stage = 11"]
@@ -69,5 +68,4 @@ def test_parts_that_a_recipe_freezes(lines, frozen, left):
 
 def test_a_class_that_is_a_model():
     """Bridge's recipes of OLMoE name no hub: their class has all sizes."""
-    text = "def recipe():\n    return ConfigContainer(model=OlMoEModelProvider(expert_model_parallel_size=8))\n"
-    assert read(text, "recipe.py", "megatron-bridge").plan.model == "olmoe-1b-7b"
+    assert own("OlMoEModelProvider(expert_model_parallel_size=8)").plan.model == "olmoe-1b-7b"

@@ -359,9 +359,9 @@ def test_models_are_built_of_the_fields_of_known_classes():
     found = own(f"HybridModelProvider({FIELDS})")
     assert (found.config["model_type"], found.config["mlp_hidden_act"]) == ("nemotron_h", "relu2")
     assert round(read_config(found.config).num_parameters() / 1e6, 1) == 83.4
-    found = own(f"OlMoEModelProvider({FIELDS})")
+    found = own(f"SarvamModelProvider({FIELDS})")
     assert (found.plan.model, found.config) == (None, None)
-    assert "OlMoEModelProvider, which is not shipped" in found.asks["model"]
+    assert "SarvamModelProvider, which is not shipped" in found.asks["model"]
     assert own(HUB.format("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")).plan.model == "nemotron-3-nano"
     assert "Qwen/Qwen9-1T, which is not shipped" in own(HUB.format("Qwen/Qwen9-1T")).asks["model"]
 
