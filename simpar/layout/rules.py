@@ -17,6 +17,7 @@ from simpar.layout.action_table import schedule_of
 from simpar.layout.encoder import encoder_refusals
 from simpar.layout.layout import Layout
 from simpar.plan.choices.context_parallel import shares_states
+from simpar.plan.choices.experts import expert_refusals
 from simpar.plan.choices.numerics import master_refusals
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
 from simpar.plan.choices.target import Refusals, Workload, fixed_reason, format_divisors
@@ -121,8 +122,8 @@ def _state_heads(layout: Layout, graph: ModelGraph) -> Refusals:
 def _experts(layout: Layout, target: Workload) -> Refusals:
     """Experts divide over ep ranks and their ffn over etp; ep x etp divides the ranks of a stage."""
     graph, dims, tp, ep, etp = target.graph, target.graph.dims, layout.tp, layout.ep, layout.expert_tensor_parallel
+    yield from expert_refusals(ep, graph)
     if not graph.is_mixture:
-        yield ep > 1, lambda: f"plan.ep = {ep}: {graph.name} has no experts; allowed: 1"
         if layout.etp is not None:
             yield layout.etp > 1, lambda: f"plan.etp = {layout.etp}: {graph.name} has no experts; allowed: 1"
         return
@@ -134,13 +135,6 @@ def _experts(layout: Layout, target: Workload) -> Refusals:
         ),
     )
     ranks = tp * layout.width
-    yield (
-        dims["experts"] % ep != 0,
-        lambda: (
-            f"plan.ep = {ep}: does not divide the {dims['experts']} experts; allowed: "
-            f"{format_divisors(dims['experts'])}"
-        ),
-    )
     yield (
         (tp % etp != 0) | (dims["expert_ffn"] % etp != 0),
         lambda: (

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from simpar.architectures.graph import ModelGraph
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     AMONG,
@@ -21,7 +22,8 @@ from simpar.plan.choices.choice import (
     replace_with,
 )
 from simpar.plan.choices.section import Section
-from simpar.units import Flags
+from simpar.plan.choices.target import Refusals, format_divisors, refuse, select_kept
+from simpar.units import Counts, Flags
 
 
 class Experts(Section):
@@ -58,6 +60,28 @@ class DecidedExperts:
     ep_overlap: bool | None = None
     token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
     shared_expert_overlap: bool | None = None
+
+
+def expert_refusals(ep: Counts, graph: ModelGraph) -> Refusals:
+    """The rules of expert-parallel degrees on the experts of a model."""
+    if not graph.is_mixture:
+        yield ep > 1, lambda: f"plan.ep = {ep}: {graph.name} has no experts; allowed: 1"
+        return
+    experts = graph.dims["experts"]
+    yield (
+        experts % ep != 0,
+        lambda: f"plan.ep = {ep}: does not divide the {experts} experts; allowed: {format_divisors(experts)}",
+    )
+
+
+def experts_fit(rows: Columns) -> Flags:
+    """Rows whose experts divide over ranks of one stage. Raises UserError with the reason if the model allows none."""
+    graph, ep = rows.problem.graph, rows["ep"]
+    divides = select_kept(expert_refusals(ep, graph))
+    if rows.count and not divides.any():
+        for degree in rows.domain["ep"]:
+            refuse(expert_refusals(degree, graph))
+    return np.asarray(divides & ((ep == 1) | (rows["tp"] * rows["width"] % ep == 0)))
 
 
 def _exchanges(rows: Columns) -> Flags:

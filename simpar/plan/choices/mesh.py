@@ -36,7 +36,7 @@ from simpar.plan.choices.choice import (
     replace_with,
 )
 from simpar.plan.choices.context_parallel import LEAST_PIECE, all_context_degrees, context_degrees, context_fits
-from simpar.plan.choices.experts import KEEPS_EXPERTS
+from simpar.plan.choices.experts import KEEPS_EXPERTS, experts_fit
 from simpar.plan.choices.target import Workload
 from simpar.plan.choices.tensor_parallel import tensor_degrees, tensor_fits
 from simpar.units import Flags
@@ -85,11 +85,6 @@ def _pipeline_fits(rows: Columns) -> Flags:
 
 def _expert_degrees(problem: Question) -> list[int]:
     return divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1]
-
-
-def _experts_fit(rows: Columns) -> Flags:
-    """Rows whose experts divide over ranks of one stage."""
-    return np.asarray((rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0))
 
 
 def _order_matters(rows: Columns) -> Flags:
@@ -208,7 +203,7 @@ CHOICES = in_section(
         flag=Flag(int, "Expert-parallel degree"),
         measured="expert-parallel degree; blank: 1",
         any_degree=True,
-        axis=Axis(_EVERYTHING | {SIZES}, _expert_degrees, _experts_fit, after="pp"),
+        axis=Axis(_EVERYTHING | {SIZES}, _expert_degrees, experts_fit, after="pp"),
         moves=Moves(
             lambda plan, _: double_and_half(plan.mesh.ep) if plan.mesh.ep > 1 else (),
             size=Size(lambda _, facts: _experts(facts), _experts),

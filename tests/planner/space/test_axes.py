@@ -28,24 +28,34 @@ from simpar.planner.space.rows import enumerate_space, memory_rows
 from tests.gate import some
 
 
-def given_degrees(*degrees: int) -> set[int]:
-    """Tensor parallel degrees of the rows of a model of 28 heads, of those given."""
-    constraints = Constraints(fixed={"tp": degrees, "pp": 1, "micro_batch": 1})
+def given_degrees(model: str, axis: str, *degrees: int, nodes: int = 1) -> set[int]:
+    """Degrees of the rows of a model that is not cut into stages, of those given."""
     problem = make_problem(
-        "qwen2-57b-a14b",
-        simpar.Cluster("dgx-h100"),
-        simpar.Training(seq_len=1024, global_batch=8),
-        constraints=constraints,
+        model,
+        simpar.Cluster("dgx-h100", nodes=nodes),
+        simpar.Training(seq_len=1024, global_batch=16),
+        constraints=Constraints(fixed={"pp": 1, "micro_batch": 1, axis: degrees}),
     )
-    return set(enumerate_space(problem)["tp"].tolist())
+    return set(enumerate_space(problem)[axis].tolist())
 
 
 def test_of_given_tensor_degrees_those_stay_that_the_model_allows() -> None:
     """28 heads lie on 1, 2 or 4 ranks: 8 is left out beside others, and alone it is refused with the reason."""
-    assert given_degrees(1, 8) == {1}
-    assert given_degrees(8, 4, 2) == {2, 4}
+    assert given_degrees("qwen2-57b-a14b", "tp", 1, 8) == {1}
+    assert given_degrees("qwen2-57b-a14b", "tp", 8, 4, 2) == {2, 4}
     with pytest.raises(UserError, match=r"plan.tp = 8: does not divide the attention heads 28; allowed: 1, 2, 4"):
-        given_degrees(8)
+        given_degrees("qwen2-57b-a14b", "tp", 8)
+
+
+def test_of_given_expert_degrees_those_stay_that_the_model_allows() -> None:
+    """Some ranks would hold no expert, or more than others: left out beside others, and alone refused as in a plan."""
+    assert given_degrees("mixtral-8x7b", "ep", 1, 16, nodes=2) == {1}
+    assert given_degrees("qwen1.5-moe-a2.7b", "ep", 8, 4, 1) == {1, 4}  # 60 experts
+    assert given_degrees("llama-3-8b", "ep", 1, 2) == {1}
+    with pytest.raises(UserError, match=r"^plan.ep = 16: does not divide the 8 experts; allowed: 1, 2, 4, 8$"):
+        given_degrees("mixtral-8x7b", "ep", 16, 32, nodes=2)
+    with pytest.raises(UserError, match=r"^plan.ep = 2: llama-3-8b has no experts; allowed: 1$"):
+        given_degrees("llama-3-8b", "ep", 2)
 
 
 def test_what_decides_nothing_that_fits_is_joined_last() -> None:
