@@ -360,8 +360,9 @@ def keys_of(case: Case) -> Iterator[dict[str, Any]]:
             chunks = VPP.get(keys["schedule"], (1,))
         if not keys["overlap_grad_reduce"] and keys["zero"] >= 2:
             continue  # docs/search_axes.md: reductions behind the last backward are not searched with ZeRO-2 and 3
-        if keys["hsdp"] > 1 and keys["zero"] < 3:
-            continue  # docs/search_axes.md: replicas of sharded states are searched with ZeRO-3
+        sharing = case.cluster.world_size // (keys["tp"] * keys["pp"])
+        if keys["hsdp"] > 1 and (keys["zero"] < 3 or keys["hsdp"] >= sharing):
+            continue  # docs/search_axes.md: replicas of sharded states are searched with ZeRO-3, fewer than ranks
         for vpp in chunks:
             yield keys | {"vpp": vpp}
 
