@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from simpar.dataclass import dataclass
-from simpar.frameworks.script_values import calls_in, name_of
+from simpar.frameworks.script_values import ScriptNames, calls_in, name_of, value_of
 
 SCALES = "ScalingConfig"
 """Ray Train's class of how many workers there are (``ray.train``): one, without a device, where it says nothing."""
@@ -77,3 +77,17 @@ def _devices_of(call: ast.Call, value: Callable[[ast.expr], Any]) -> int | None:
     named = None if asked is None else value(asked)
     match = _OF_MODAL.fullmatch(named) if isinstance(named, str) else None
     return int(match[1]) if match else None
+
+
+def devices_of_function(call: ast.Call, known: ScriptNames) -> int | None:
+    """The devices that Modal gives a function (``gpu="H100:8"``); 0 where only running tells, None for no function."""
+    is_function = isinstance(call.func, ast.Attribute) and call.func.attr in ("function", "cls")
+    asked = next((each.value for each in call.keywords if each.arg == "gpu"), None) if is_function else None
+    if isinstance(asked, ast.Name):
+        asked = known.of_name(asked) or asked
+    if asked is None or (told := value_of(asked, known)) is None:
+        return None
+    if isinstance(told, str) and ":" not in told:
+        return 1
+    named = ast.Call(call.func, [], [ast.keyword("gpu", asked)])
+    return _devices_of(named, lambda node: value_of(node, known)) or 0

@@ -23,6 +23,7 @@ from simpar.frameworks.own_loops import loop_in
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.script_code import code_of_notebook, has_trainer, shell_of_notebook
+from simpar.frameworks.script_commands import shell_of_code, shell_of_process
 from simpar.frameworks.script_environment import variables_of_code
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -36,7 +37,7 @@ from simpar.plain import check_digits
 from simpar.preflight.build_files import is_build_file, shell_of, without_broken
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
-from simpar.preflight.launcher import LaunchCommand, launch_of
+from simpar.preflight.launcher import LaunchCommand, is_launch, launch_of
 from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
 from simpar.preflight.sizes import SLICE
@@ -214,6 +215,9 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if suffix == ".ipynb" and target is None and "Trainer(" not in code_of_notebook(text, source):
         result = _given_text(shell_of_notebook(text, source), source, None, "", before)
         return replace(result, text=replace(result.text, syntax=None))
+    is_script = suffix == ".py" and target is None and ":" not in PurePath(source).name and not has_trainer(text)
+    if is_script and (shell := shell_of_code(text, source, is_launch)):
+        return _of_code(shell, source, before)
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         try:
@@ -236,6 +240,9 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if launch.unread and target is None:
         raise _refusal(source, f"a launch of {launch.unread}, which is not read")
     chosen = target or launch.target
+    is_alone = chosen is None and not (launch.nodes or launch.per_node or launch.ranks)
+    if is_alone and beside is not None and (shell := shell_of_process(before + text, source, beside, is_launch)):
+        return _of_code(shell, source, "")
     if chosen is None:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
         if beside is not None and (other := unread_text(beside[1])):
@@ -254,6 +261,15 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         return _of_launch(text, source, chosen, launch, before)
     except UntoldValue as error:
         raise asked_of_command(error, launch, source, chosen) from None
+
+
+def _of_code(shell: str, source: str, before: str) -> ParsedLaunch:
+    """The plan of what code starts, which is not edited."""
+    result = _given_text(shell, source, None, "", before)
+    told = next(line for line in shell.splitlines() if not line.startswith("export "))
+    note = f"Read is what the code starts: {told[:60]}{'...' if len(told) > 60 else ''}"
+    launch = replace(result.launch, notes=(note, *result.launch.notes))
+    return replace(result, text=replace(result.text, syntax=None), launch=launch)
 
 
 def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:

@@ -266,3 +266,12 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         elif result:
             result[-1][1].extend(slurm.plain_flags([word]))
     return result
+
+
+def is_launch(command: str) -> bool:
+    """Whether a command starts a framework that is known, read or not."""
+    try:
+        launch = launch_of(command, "a command")
+    except UserError:
+        return False
+    return launch.target is not None or launch.unread is not None
