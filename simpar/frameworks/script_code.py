@@ -165,9 +165,10 @@ def arguments_of_code(text: str, name: str, flags: Mapping[str, Any] | None = No
         raise UserError(f"{name}{f':{line}' if line else ''}: not Python") from None
     try:
         tree, known, untold = _running(tree, flags or {})
-        reader = _Reader()
+        reader, idle = _Reader(), _unused(tree)
         for call in sorted(calls_in(tree), key=lambda node: (node.lineno, node.col_offset)):
-            reader.take(call, known)
+            if call not in idle:
+                reader.take(call, known)
         adapts = "LoraConfig" in reader.classes or reader.of_unsloth
         does = statements_of(tree, (*ARGUMENTS, "LoraConfig"), adapts=adapts)
         for key, given in does.values.items():
@@ -179,6 +180,18 @@ def arguments_of_code(text: str, name: str, flags: Mapping[str, Any] | None = No
         reader.values, reader.untold, reader.lines, reader.trainer, reader.of_unsloth, frozenset(reader.classes),
         frozenset(reader.emptied), does, starts, {CONDITION: untold} if untold else {}, flags_parsed(tree, known.asked),
     )  # fmt: skip
+
+
+def _unused(tree: ast.Module) -> set[ast.AST]:
+    """Calls of LoraConfig whose result a name holds that nothing asks for: no trainer gets it."""
+    asked = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    made = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call))
+    return {
+        node.value
+        for node in made
+        if name_of(getattr(node.value, "func", node.value)) == "LoraConfig"
+        and all(isinstance(each, ast.Name) and each.id not in asked for each in node.targets)
+    }
 
 
 def _running(tree: ast.Module, flags: Mapping[str, Any]) -> tuple[ast.Module, ScriptNames, str]:
@@ -202,6 +215,17 @@ def _says(call: ast.Call) -> bool:
     called, of = name_of(call.func), name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     of_model = called == "from_pretrained" and (OF_UNSLOTH.match(of) or OF_MODEL.search(of))
     return called in (*ARGUMENTS, *ENABLES, "LoraConfig", "BitsAndBytesConfig", "get_peft_model") or bool(of_model)
+
+
+def _parts_of(node: ast.expr, known: ScriptNames) -> Iterator[tuple[Any, ast.expr]]:
+    """(Key, value) of ``dict(KEY=VALUE)`` and ``{KEY: VALUE}``; a key of None is one that only running tells."""
+    if isinstance(node, ast.Call) and name_of(node.func) == "dict":
+        yield from ((None, each) for each in node.args)
+        yield from ((each.arg, each.value) for each in node.keywords)
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            told = None if key is None else value_of(key, known)
+            yield told if isinstance(told, str) else None, value
 
 
 class _Reader:
@@ -259,8 +283,13 @@ class _Reader:
 
     def _spread(self, given: ast.expr, names: Mapping[str, str], known: ScriptNames) -> None:
         """Read ``**OPTIONS`` where the file writes them out."""
-        value = value_of(given, known)
-        if isinstance(value, dict):
+        meant = (known.of_name(given) or given) if isinstance(given, ast.Name) else given
+        parts = dict(_parts_of(meant, known))
+        if parts and None not in parts:
+            for key, each in parts.items():
+                if key not in NO_ARGUMENTS:
+                    self._keep(names.get(key, key), each, known)
+        elif isinstance(value := value_of(given, known), dict):
             self.values |= {names.get(key, key): each for key, each in value.items() if key not in NO_ARGUMENTS}
         else:
             self.untold[f"**{ast.unparse(given)}"] = ast.unparse(given)

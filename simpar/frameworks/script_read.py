@@ -26,6 +26,8 @@ DECIDES = (
 """Arguments without which there is no plan."""
 OF_2023 = {"recompute": "TrainingArguments do not checkpoint unless told to; TRL of 2023 did beside 4 and 8 bits"}
 NOTEBOOK = ".ipynb"
+OF_PEFT = {"lora_r": 8, "lora_dropout": 0.0}
+"""What LoraConfig is where its call says nothing (peft, ``tuners/lora/config.py``)."""
 _PLACED = "{'':"
 """How a device_map begins that puts a whole model on the device of its process."""
 USUAL_LENGTH = 1024
@@ -67,6 +69,8 @@ def _plan(text: str, name: str, command: TrainerCommand | None) -> Imported:
     own = {key: command.written[key] for key in flags if code.parsed.get(key)} if command is not None else {}
     flags = {key: value for key, value in flags.items() if key not in own}
     given = TrainerArguments({**code.values, **flags}, name, None if command is None else command.written)
+    if "LoraConfig" in code.classes and not any(key.startswith("**") for key in code.untold):
+        given.suppose(**{key: value for key, value in OF_PEFT.items() if key not in code.untold})
     result = plan_of(given, _habits(given, code), command)
     untold = {key: text for key, text in code.untold.items() if key not in flags and not text.startswith(_PLACED)}
     words = ReadWords(tuple(own.values()), {**untold, **code.does.words, **code.starts.words, **code.conditions})

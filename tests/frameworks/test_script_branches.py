@@ -27,7 +27,7 @@ ARGUMENTS = "a = SFTConfig(max_length=512)"
 )  # fmt: skip
 def test_branches(code, rank, is_told):
     """Of conditions that the code decides one; others are told where they decide what is trained."""
-    found = arguments_of_code(f"{ARGUMENTS}\n{code}\n", "a.py")
+    found = arguments_of_code(f"{ARGUMENTS}\n{code}\nadapt(c)\n", "a.py")
     assert (found.values.get("lora_r"), CONDITION in found.conditions) == (rank, is_told)
     assert {*found.conditions} <= {*OF_BRANCHES}
 

@@ -31,6 +31,10 @@ def untold(*lines):
         # the first model is trained, a later one may be what generates with it
         (["AutoModelForCausalLM.from_pretrained('a/b', torch_dtype=torch.float16)",
           "AutoModelForCausalLM.from_pretrained('c/d')"], {"model_name_or_path": "a/b", "torch_dtype": "float16"}),
+        (["o = {'dtype': 'auto', 'quantization_config': Made()}", "AutoModelForCausalLM.from_pretrained('a/b', **o)"],
+         {"model_name_or_path": "a/b", "dtype": "auto"}),
+        (["peft = LoraConfig(r=8)", "SFTTrainer(args=SFTConfig(max_length=8))"], {"max_length": 8}),
+        (["peft = LoraConfig(r=8)", "SFTTrainer(peft_config=peft)"], {"lora_r": 8}),
         (["AutoTokenizer.from_pretrained('c/d', max_length=3)"], {}),
         (["FastModel.get_peft_model(model, r=8)"], {"r": 8}),
         (["get_peft_model(model, config)"], {}),
@@ -57,6 +61,8 @@ def test_what_calls_say(lines, expected):
         (["a = b", "b = a", "SFTConfig(max_length=a)"], {"max_length": "a"}),
         (["SFTConfig(max_length=1 // 0)"], {"max_length": "1 // 0"}),
         (["SFTConfig(**options)"], {"**options": "options"}),
+        (["o = dict(max_length=f())", "SFTConfig(**o)"], {"max_length": "f()"}),
+        (["o = {**own, f(): 8}", "SFTConfig(**o)"], {"**o": "o"}),
         (["SFTConfig(packing=True if x else False)"], {"packing": "True if x else False"}),
     ],
 )

@@ -23,7 +23,9 @@ trainer = SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2, optim=
     ("text", "finds"),
     [
         (SFT, {"model": "llama-3.1-8b", "micro_batch": 2, "recompute": "full", "lora_rank": None}),
-        (SFT + "peft = LoraConfig(r=8, lora_dropout=0.1, target_modules='all-linear')\n",
+        (SFT + "peft = LoraConfig(r=8, lora_dropout=0.1)\n", {"lora_rank": None}),  # which the trainer does not get
+        (SFT.replace("(model, ", "(model, peft_config=LoraConfig(), "), {"lora_rank": 8, "lora_dropout": 0.0}),
+        (SFT.replace("(model, ", "(model, peft_config=LoraConfig(lora_dropout=0.1, target_modules='all-linear'), "),
          {"lora_rank": 8, "lora_dropout": 0.1, "frozen_dtype": "bf16"}),
         (SFT.replace("bf16=True", "bf16=True, gradient_checkpointing=False"), {"recompute": "none"}),
         (SFT.replace("bf16=True", "bf16=True, fsdp='full_shard auto_wrap'"), {"zero": 3, "stack": "huggingface"}),
