@@ -40,7 +40,7 @@ OPEN = (
     "nearest", "open_axes", "overrides", "own_loops", "reader", "recipes", "rollout_side", "schedulers",
     "script_code", "script_commands", "script_environment", "shell", "shell_calls", "shell_devices", "shell_gaps",
     "shell_output", "shell_passed", "shell_shared", "shell_untold", "shell_words", "slurm", "source", "subject",
-    "target", "unread", "words",
+    "target", "trainer_shape", "unread", "words",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

@@ -22,7 +22,7 @@ from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit, is_switched
-from simpar.preflight.spelling import spellings
+from simpar.preflight.spelling import in_own_words, spellings
 
 if TYPE_CHECKING:
     from simpar.planner.problem import Problem
@@ -86,7 +86,7 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
     """
     options = [_options(given.written_as, problem, plan) for plan in (before, after)]
     is_own = before.stack in load_target(given.written_as).stacks
-    edits = list(_edits(given, *options, is_own=is_own))
+    edits = [in_own_words(edit, given.text, given.syntax) for edit in _edits(given, *options, is_own=is_own)]
     wanted, world_size = _meaning(after, problem), problem.cluster.world_size
     said = given.read(given.text).global_batch(world_size)
     batch = said and problem.training.global_batch  # if the text gives none, flags give it again

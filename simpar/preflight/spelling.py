@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from simpar.frameworks.trainer_shape import MICRO_BATCH
 from simpar.frameworks.words import plain
 from simpar.preflight.patch import LAUNCHED, SWITCH, Edit, keys_of, value_of
 
@@ -23,6 +24,16 @@ CHECKPOINTS, OF_TRAINER = "activation_checkpointing", "gradient_checkpointing"
 """How the key of FSDP ends that recomputes layers, and the Trainer's own argument for it, which a text may have."""
 SECTIONS = {"fsdp_config.": "--fsdp_", "parallelism_config.": "--"}
 """Sections of Accelerate's config whose keys are flags of its launcher, and how these begin."""
+
+
+def in_own_words(edit: Edit, text: str, syntax: str | None) -> Edit:
+    """An edit of the sequences of a device, by the name that the text has for them (``--micro_batch_size``)."""
+    dashes = edit.name[: len(edit.name) - len(edit.name.lstrip("-"))]
+    if edit.name.lstrip("-") not in MICRO_BATCH or value_of(text, edit.name, syntax) is not None:
+        return edit
+    said = (f"{dashes}{name}" for name in MICRO_BATCH)
+    own = next((name for name in said if value_of(text, name, syntax) is not None), edit.name)
+    return replace(edit, name=own)
 
 
 def spellings(edits: Sequence[Edit], text: str, syntax: str | None, target: str) -> Iterator[list[Edit]]:

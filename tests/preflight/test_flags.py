@@ -47,11 +47,11 @@ GATHERED = {"zero": 2, "reshard_after_forward": False}
 SHARDED = {"zero": 3, "reshard_after_forward": True}
 
 
-def patched(text, name, model="llama-3.2-1b", folder=None, **values):
+def patched(text, name, model="llama-3.2-1b", folder=None, batch=8, **values):
     """The changes of a text for a plan that differs in some values, on eight devices."""
     given = given_text(text, str(folder / name) if folder else name, suffix=Path(name).suffix)
     before = given.found.plan.with_values(dp=8)
-    training = simpar.Training(seq_len=512, global_batch=8)
+    training = simpar.Training(seq_len=512, global_batch=batch)
     problem = make_problem(model, simpar.Cluster("dgx-h100"), training, stack=before.stack, base=before)
     return make_patch(given.text, problem, before, before.with_values(**values))
 
@@ -86,6 +86,16 @@ def test_a_yaml_of_arguments_keeps_its_own_keys():
         "ARGS.recompute_granularity", "ARGS.recompute_method", "ARGS.use_distributed_optimizer"
     }  # fmt: skip
     assert change.text is not None
+
+
+def test_the_batch_of_a_device_keeps_its_name():
+    """A script with ``--micro_batch_size`` gets no flag of another name beside it."""
+    said = "--bf16 --model_max_length 512 --gradient_accumulation_steps 4 --gradient_checkpointing True --use_lora True"
+    text = f"torchrun --nproc_per_node=8 finetune.py --model_name_or_path a/Llama-3.2-1B --micro_batch_size 4 {said}"
+    change = patched(text, "a.sh", batch=128, micro_batch=2)
+    assert ("--micro_batch_size", "2") in {(edit.name, str(edit.value)) for edit in change.edits}
+    assert "per_device_train_batch_size" not in (change.text or "")
+    assert "--micro_batch_size 2 " in change.text
 
 
 def test_what_is_of_the_script_is_said_in_its_words():
