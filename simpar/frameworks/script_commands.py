@@ -29,6 +29,8 @@ _IMPORTED = re.compile(r"^\s*from subprocess import (.+)$", re.MULTILINE)
 _OPEN = "VALUE_THAT_ONLY_RUNNING_TELLS"
 """What stands in a command for such a value until it is known whether that command trains."""
 ADDS = ("append", "extend")
+INHERITED = ("os.environ", "os.environ.copy()", "dict(os.environ)", "None")
+"""What stands for the variables of the process that starts a command."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _commands(tree: ast.Module, text: str, known: ScriptNames) -> Iterator[CodeC
     for call in sorted(calls_in(tree), key=lambda node: (node.lineno, node.col_offset)):
         if call.args and _starts(call, imported):
             words = _words_of(call.args[0], tree, known)
-            further, untold = _environment(call, known)
+            further, untold = _environment(call, tree, known)
             is_text = isinstance(words, str)
             shell = words if isinstance(words, str) else shlex.join(map(_of_word, words))
             told = next((each.text for each in words if isinstance(each, Untold)), "") if not is_text else _text_open(
@@ -267,17 +269,56 @@ def _condition(node: ast.stmt, otherwise: ast.expr) -> ast.expr:
     return node.test if isinstance(node, ast.If | ast.While) else node.iter if isinstance(node, ast.For) else otherwise
 
 
-def _environment(call: ast.Call, known: ScriptNames) -> tuple[str, str]:
+def _environment(call: ast.Call, tree: ast.AST, known: ScriptNames) -> tuple[str, str]:
     """Variables that a call gives its command (``env={**os.environ, ...}``) as words before it, and what is untold."""
     given = next((each.value for each in call.keywords if each.arg == "env"), None)
+    set_later = _set_in(given, call.lineno, tree, known) if isinstance(given, ast.Name) else []
     if isinstance(given, ast.Name):
-        given = known.of_name(given) or given
-    if given is None or ast.unparse(given) in ("os.environ", "os.environ.copy()", "dict(os.environ)", "None"):
-        return "", ""
-    if not isinstance(given, ast.Dict):
+        given = next((each.value for each in _made_before(given.id, call.lineno, tree)), None) or known.of_name(given)
+    told: list[tuple[Any, Any]] = []
+    if isinstance(given, ast.Dict):
+        told += [(value_of(key, known), value_of(value, known)) for key, value in zip(given.keys, given.values,
+                 strict=True) if key is not None]  # fmt: skip
+    elif given is not None and ast.unparse(given) not in INHERITED:
         return "", ast.unparse(given)[:60]
-    told = [(value_of(key, known), value_of(value, known)) for key, value in zip(given.keys, given.values, strict=True)
-            if key is not None]  # fmt: skip
+    told += set_later
     if open_one := next((each.text for pair in told for each in pair if isinstance(each, Untold)), ""):
         return "", open_one
     return "".join(f"{key}={shlex.quote(str(value))} " for key, value in told), ""
+
+
+def _made_before(name: str, line: int, tree: ast.AST) -> list[ast.Assign | ast.AnnAssign]:
+    """The last statement before a line that makes what a name stands for; none where there is none."""
+    made = [each for body in _bodies(tree) for each in body if _assigned(each) == name and each.lineno < line]
+    return [each for each in made[-1:] if isinstance(each, ast.Assign | ast.AnnAssign)]
+
+
+def _set_in(name: ast.Name, line: int, tree: ast.AST, known: ScriptNames) -> list[tuple[Any, Any]]:
+    """What statements behind that set in a mapping: ``env["KEY"] = ...``, ``env.update(...)``, until a line."""
+    result: list[tuple[Any, Any]] = []
+    for body in _bodies(tree):
+        made = [at for at, each in enumerate(body) if _assigned(each) == name.id and each.lineno < line]
+        for each in body[made[-1] + 1 :] if made else ():
+            if each.lineno < line:
+                result += _entries(each, name.id, known)
+    return result
+
+
+def _entries(node: ast.stmt, name: str, known: ScriptNames) -> list[tuple[Any, Any]]:
+    """Keys and values that a statement sets in a mapping; what a loop or an open condition sets is :class:`Untold`."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and name_of(target.value) == name:
+        return [(value_of(target.slice, known), value_of(node.value, known))]
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and name_of(call.func.value) == name:
+        if call.func.attr == "update" and all(
+            isinstance(each, ast.Dict) and None not in each.keys for each in call.args
+        ):
+            pairs = [pair for each in call.args if isinstance(each, ast.Dict) for pair in zip(each.keys, each.values,
+                     strict=True)]  # fmt: skip
+            told = [(value_of(key, known), value_of(value, known)) for key, value in pairs if key is not None]
+            return told + [(each.arg, value_of(each.value, known)) for each in call.keywords]
+        return [] if call.func.attr in ("get", "items", "keys", "copy") else [(Untold(call), "")]
+    sets = [each for each in ast.walk(node) if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store)]
+    inner = isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try)
+    return [(Untold(each), "") for each in sets if inner and name_of(each.value) == name]

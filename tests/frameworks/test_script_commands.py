@@ -78,6 +78,19 @@ def test_the_interpreter_of_a_script():
         (f"@app.function(gpu=None)\ndef f():\n    os.system('{LAUNCH}')", "torchrun"),
         (f"subprocess.run({WORDS}, env={{**os.environ, 'NPROC_PER_NODE': '2'}})", "NPROC_PER_NODE=2 torchrun"),
         (f"own = os.environ.copy()\nsubprocess.run({WORDS}, env=os.environ.copy())", "torchrun"),
+        (
+            f"env = os.environ.copy()\nenv['NPROC_PER_NODE'] = '2'\nsubprocess.run({WORDS}, env=env)",
+            "NPROC_PER_NODE=2 torchrun",
+        ),
+        (
+            f"def f():\n    e = dict(os.environ)\n    e.update({{'A': 1}}, B='2')\n    subprocess.run({WORDS}, env=e)",
+            "A=1 B=2 torchrun",
+        ),
+        (
+            f"env = {{**os.environ, 'A': '1'}}\nenv['A'] = '3'\nprint(env.get('A'))\nsubprocess.run({WORDS}, env=env)",
+            "A=1 A=3 torchrun",
+        ),
+        (f"env = os.environ.copy()\nsubprocess.run({WORDS}, env=env)\nenv['A'] = '3'", "torchrun"),
     ],
 )
 def test_variables_and_devices_of_a_launch(code, sets):
@@ -90,6 +103,14 @@ def test_variables_and_devices_of_a_launch(code, sets):
     [
         (f"subprocess.run([*{WORDS}, '--seed', sys.argv[1]])", "a.py:2: sys.argv[1]"),
         (f"subprocess.run(f'{LAUNCH} {{sys.argv[1]}}', shell=True)", "a.py:2: sys.argv[1]"),
+        (
+            f"env = os.environ.copy()\nif os.path.exists('a'):\n    env['A'] = '1'\nsubprocess.run({WORDS}, env=env)",
+            "a.py:5: env['A']",
+        ),
+        (
+            f"env = os.environ.copy()\nenv.update(load())\nsubprocess.run({WORDS}, env=env)",
+            "a.py:4: env.update(load())",
+        ),
         (
             f"{HALVES}if os.path.exists('a'):\n    cmd.append('--fp16')\nsubprocess.run(cmd)",
             "a.py:8: os.path.exists('a')",
