@@ -10,7 +10,7 @@ import time
 import pytest
 from pydantic import BaseModel, model_serializer
 
-from simpar.interrupts import interrupt
+from simpar.interrupts import interrupt, written_whole
 from simpar.plan.plan import Plan
 from tests.gate import some
 
@@ -72,6 +72,27 @@ def test_an_interrupt_waits_until_a_model_is_written_out():
     finally:
         signal.signal(signal.SIGINT, before)
     assert texts == ["text"]
+
+
+def test_an_interrupt_waits_until_an_answer_is_written(monkeypatch):
+    """It is raised behind it; one that takes too long may be stopped."""
+    before, said = signal.signal(signal.SIGTERM, interrupt), []
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _write_and_wait(said)
+        monkeypatch.setattr("simpar.interrupts.LONGEST_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            _write_and_wait(said)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said == ["all of it"]
+
+
+def _write_and_wait(said):
+    with written_whole():
+        os.kill(os.getpid(), signal.SIGTERM)
+        said.append("all of it")
+    time.sleep(60)
 
 
 @pytest.mark.parametrize("name", some(["typer", "simpar.cli.about", "pydantic"], ["simpar.cli.about"]))

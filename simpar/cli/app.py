@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 PIPED_WIDTH = 200
+PIECE = 2000  # characters, in UTF-8 fewer bytes than the 8192 of the buffer of standard output
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which rich takes standard output for a terminal."""
 UNSEEN = {"style", "highlight"}
@@ -102,6 +103,17 @@ app = App(
 )
 
 
+def write_out(text: str) -> None:
+    """Write a long answer to standard output, all of it.
+
+    A signal ends a write to a full pipe early, and Python takes what is left of one larger than its buffer for written:
+    it gets pieces.
+    """
+    for at in range(0, len(text), PIECE):
+        sys.stdout.write(text[at : at + PIECE])
+    sys.stdout.flush()
+
+
 def json_out(data: Any, path: str | None) -> bool:
     """Write data as JSON if asked to; returns True if standard output is taken."""
     import json
@@ -110,7 +122,7 @@ def json_out(data: Any, path: str | None) -> bool:
 
     text = json.dumps(data, indent=2) + "\n"
     if path == "-":
-        sys.stdout.write(text)
+        write_out(text)
     elif path:
         write_atomic(Path(path), text)
     return path == "-"

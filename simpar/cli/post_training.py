@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from simpar.cli.app import INFEASIBLE, console, working
+from simpar.cli.app import INFEASIBLE, console, working, write_out
 
 if TYPE_CHECKING:
     from simpar.plan.post_training import PostTraining
@@ -117,7 +116,7 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
     if values["json_"]:
         text = json.dumps(result.to_dict(), allow_nan=False) + "\n"
         if values["json_"] == "-":
-            sys.stdout.write(text)
+            write_out(text)
             return code
         write_atomic(values["json_"], text)
     from simpar.posttraining.terminal import print_post_training

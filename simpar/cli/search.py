@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar import formats
-from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out, working
+from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out, working, write_out
 from simpar.cli.axes import asks, is_searched, print_grid_axes, print_searched_axes
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import Infeasible, UserError
+from simpar.interrupts import written_whole
 
 if TYPE_CHECKING:
     from simpar.learning.suggest import Suggestion
@@ -176,7 +177,8 @@ def search(scenario: str | None, **values: Any) -> int:
 
         chosen = suggestions(result, problem, values["suggest"])
         result = result.with_details({"suggestions": [one.to_dict() for one in chosen]})
-    _write(result, values)
+    with written_whole():
+        _write(result, values)
     if table and not progress.is_user_stop:
         lines = _suggested(chosen, table, values["suggest"], loaded)
         if values["json_"] != "-":
@@ -465,7 +467,7 @@ def _write(result: SearchResult, values: Mapping[str, Any]) -> None:
 
         ReportTable.of_records(rows(result)).save_csv(values["csv"])
     if values["json_"] == "-":
-        sys.stdout.write(result.to_json() + "\n")
+        write_out(result.to_json() + "\n")
         return
     if values["json_"]:
         result.save(values["json_"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
+from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working, write_out
 from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome 
         data = result.to_dict() | ({"operation": campaign.model_dump()} if campaign else {})
         text = json.dumps(data, allow_nan=False) + "\n"
         if values["json_"] == "-":
-            sys.stdout.write(text)
+            write_out(text)
             return
         write_atomic(values["json_"], text)
     print_report(result, console())

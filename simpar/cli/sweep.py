@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
+from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working, write_out
 from simpar.cli.axes import asks, keys_of_sweeps, print_sweep_axes
 from simpar.cli.flags import NETWORK
 from simpar.errors import UserError
@@ -66,7 +65,7 @@ def _write(result: Sweep, title: str, values: Mapping[str, Any]) -> None:
         si_table(result.rows).save_csv(values["csv"])
     text = json.dumps(result.to_dict(), allow_nan=False) + "\n" if values["json_"] else ""
     if values["json_"] == "-":
-        sys.stdout.write(text)
+        write_out(text)
         return
     if text:
         write_atomic(values["json_"], text)

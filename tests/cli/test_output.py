@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -193,3 +194,24 @@ def test_rich_is_not_imported_for_plain_lines(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "step time" in done.stdout, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+WRITER = """
+import signal
+from simpar.cli.app import write_out
+signal.signal(signal.SIGUSR1, lambda *_: None)
+print("ready", flush=True)
+write_out("é" * 300_000)
+"""
+
+
+def test_a_signal_cuts_no_answer_that_waits_for_its_reader():
+    """A pipe that is full holds the write, a signal ends it early, and all of the text arrives all the same."""
+    with subprocess.Popen([sys.executable, "-X", "utf8", "-c", WRITER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for _ in range(5):
+            time.sleep(0.1)
+            process.send_signal(signal.SIGUSR1)
+        assert process.stdout.read().decode() == "é" * 300_000
+    assert process.returncode == 0
