@@ -82,11 +82,15 @@ def join_axes(rows: Rows, axes: Sequence[AnyAxis]) -> Rows:
         if axis.name == "pp" and "dp" in fixed:
             rows.keep_only(np.isin(rows["dp"], fixed["dp"]))
         if before and not rows.count:
-            raise Infeasible(_emptied(rows, axis, fixed, before))
+            raise Infeasible(_emptied(rows, axis, fixed, f"{before}"))
+        # Rows in which an optional axis changes nothing are kept once each: those that are gone had no legal value.
+        held = isinstance(axis, OptionalAxis) and default_of(axis) not in fixed.get(axis.name, (default_of(axis),))
+        if held and rows.count < before and not rows.code[axis.name].any():
+            raise Infeasible(_emptied(rows, axis, fixed, f"{before - rows.count} where it matters"))
     return rows
 
 
-def _emptied(rows: Rows, last: AnyAxis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
+def _emptied(rows: Rows, last: AnyAxis, fixed: dict[str, tuple[Any, ...]], before: str) -> str:
     name, domain = last.name, rows.domain[last.name][isinstance(last, OptionalAxis) :]
     given = {axis: values for axis, values in fixed.items() if axis in (*rows.domain, "dp")}
     said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())

@@ -293,6 +293,16 @@ def test_context_methods_are_legal_and_neutral_without_context_parallelism():
     assert (heads % (rows["tp"] * rows["cp"])[ulysses] == 0).all()
 
 
+def test_a_value_that_no_plan_may_have_is_no_plan_without_it():
+    """Three ranks that exchange heads divide no degree of this space: it was answered without context parallelism."""
+    held = {"cp": (1, 2, 4), "micro_batch": 1, "tp": (1, 2)}
+    with pytest.raises(Infeasible, match=r"ulysses = 3 leaves none of \d+ where it matters; fixed: .*ulysses = 3"):
+        enumerate_space(small(**held, ulysses=3))
+    assert set(enumerate_space(small(**held, ulysses="2,3")).one_of("ulysses", 2)) == {True, False}
+    assert not enumerate_space(small(**held, ulysses="1,3")).one_of("ulysses", 3).any()
+    assert not enumerate_space(small(**held | {"cp": 1}, ulysses=3)).code["ulysses"].any()
+
+
 @pytest.mark.parametrize("axis", [axis.name for axis in OPTIONAL_AXES])
 def test_an_axis_knows_its_values(axis):
     """A value that no plan can have is refused in one line."""
