@@ -53,6 +53,7 @@ def print_search(result: SearchResult, console: Console, *, is_verbose: bool = F
     """
     console.print(headline(result), style="bold", soft_wrap=True)
     print_lines(console, [f"assumed: {each}" for each in result.details["model"].get("assumed", ())])
+    print_lines(console, absent(result))
     console.print()
     for name, words in in_brief(result, saved):
         console.print(f"{name:8}{words}", soft_wrap=True, markup=False, highlight=False)
@@ -285,6 +286,17 @@ def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
     for name in (axis.name for axis in OPTIONAL_AXES if axis.is_decided and axis.name in wanted):
         if (value := flat.get_flat(plan, name)) is not None:
             yield f"{name} {value}"
+
+
+def absent(result: SearchResult) -> Iterator[str]:
+    """Values that were asked for and that the first plan does not have, because they change nothing in it."""
+    told, plan = result.details["scope"], result.best.to_dict()["plan"]
+    values, usual = {name: [value] for name, value in told["held"].items()} | told["searched"], default_axis_values()
+    for axis in OPTIONAL_AXES:
+        asked = values[axis.name] if axis.name in told["restricted"] else ()
+        value = plan.get(SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
+        if asked and value == usual[axis.name] and value not in asked:
+            yield f"{axis.name} {list_values(asked)}: makes no difference to the first plan, which is without it"
 
 
 def _asked(result: SearchResult) -> Iterable[str]:

@@ -1,14 +1,17 @@
 """How sure an answer is, in words."""
 
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+import simpar
 from simpar.plan.plan import Plan
 from simpar.planner.answer.explanations import CAUSES
-from simpar.planner.answer.terminal import certificate, headline, in_brief, print_search
+from simpar.planner.answer.terminal import absent, certificate, headline, in_brief, print_search
+from simpar.planner.problem import Constraints
 from simpar.planner.result import Candidate, Counts, SearchResult
 from simpar.units import GIB
 
@@ -133,3 +136,14 @@ def test_the_headline_names_the_problem():
     shape = {"global_batch": 8, "seq_len": 128}
     found = answer(model={"name": "tiny"}, cluster=cluster, training=shape, stack="fsdp", objective="regret")
     assert headline(found) == "tiny on 2 x dgx-h100 (16 h100), 8 x 128 tokens, fsdp stack: best time"
+
+
+def test_what_was_asked_for_and_the_first_plan_lacks_is_said():
+    """Experts over two ranks of tensor parallelism, and a plan without tensor parallelism."""
+    held = {"tp": 1, "pp": 1, "ep": 8, "zero": 3, "micro_batch": 1, "capacity_factor": 1.5}
+    cluster, training = simpar.Cluster("dgx-h100", nodes=2), simpar.Training(seq_len=2048, global_batch=16)
+    search = partial(simpar.search, "mixtral-8x7b", cluster, training)
+    found = search(constraints=Constraints(fixed={**held, "etp": 2}, fit_probability=0.5))
+    assert list(absent(found)) == ["etp 2: makes no difference to the first plan, which is without it"]
+    found = search(constraints=Constraints(fixed=held, fit_probability=0.5))
+    assert list(absent(found)) == []
